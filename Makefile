@@ -1,0 +1,29 @@
+# `make demo` and `make test` are all a newcomer needs; both make .venv with the pinned set first.
+PYTHON ?= python3
+VENV = .venv
+STAMP = $(VENV)/.installed
+
+.PHONY: demo test test-slow lint clean
+
+demo: $(STAMP)
+	$(VENV)/bin/qtool sweep demo
+
+test: $(STAMP)
+	$(VENV)/bin/python -m pytest -m "not slow and not gpu"
+
+test-slow: $(STAMP)
+	$(VENV)/bin/python -m pytest -m slow
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qtool needs Python 3.11 or newer, found " + sys.version.split()[0])'
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,31 @@
+"""Stores every weight in one floating-point type: the fp32 baseline and the half-precision casts.
+
+Half precision after Micikevicius et al. 2018, "Mixed Precision Training", https://arxiv.org/abs/1710.03740.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from qtool.core import BuildJob
+
+PACKAGES = ("torch", "transformers")
+
+
+class Options(BaseModel):
+    """A cast has no options of its own: the recipe's `dtype` says everything."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def build(job: BuildJob) -> Any:
+    """Load, cast, save as safetensors; returns the cast module."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    dtype = getattr(torch, job.recipe.dtype)
+    model = AutoModelForSequenceClassification.from_pretrained(job.model_dir, dtype=dtype).eval()
+    model.save_pretrained(job.out)
+    return model

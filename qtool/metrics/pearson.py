@@ -1,0 +1,16 @@
+"""Pearson's correlation of predicted and true values."""
+
+import datasets
+import evaluate
+from scipy.stats import pearsonr
+
+
+class Metric(evaluate.Metric):
+    """Real values."""
+
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("float64"), "references": datasets.Value("float64")})
+        return evaluate.MetricInfo(description=__doc__ or "", citation="", features=features)
+
+    def _compute(self, predictions, references):
+        return {"pearson": float(pearsonr(references, predictions)[0])}

@@ -1,0 +1,39 @@
+"""Writes and prints a run's report: summary.json, report.md and the plots, from stored samples alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from qtool import store
+from qtool.summary import summarise
+
+
+def write(run_dir: Path) -> dict[str, Any]:
+    """Derive the summary and write `summary.json`, `report.md`, `frontier.svg` and `frontier.png`."""
+    from qtool.report import markdown, plots
+
+    summary = summarise(run_dir)
+    store.write_json(run_dir / "summary.json", summary)
+    plots.draw(summary, run_dir)
+    (run_dir / "report.md").write_text(markdown.render(summary, store.read_run(run_dir)))
+    return summary
+
+
+def render(run_dir: Path, format: str) -> str:
+    """The report as `table`, `md` or `json`, derived anew from the stored samples."""
+    summary, run = summarise(run_dir), store.read_run(run_dir)
+    if format == "json":
+        return json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False)
+    if format == "md":
+        from qtool.report import markdown
+
+        return markdown.render(summary, run)
+    from qtool.report import terminal
+
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else None
+    return terminal.render(summary, run, width=width, color=is_terminal)

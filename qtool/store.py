@@ -1,0 +1,105 @@
+"""The run folder's files: `results.jsonl` (appended line by line, never rewritten) and `run.json`.
+
+Schema history of a line: 1 = the first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pydantic import ValidationError
+
+from qtool.core import Measurement, QtoolError
+
+SCHEMA = 1
+
+
+class Writer:
+    """Appends measurements to a run, alone: a second sweep into the same folder is refused."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / "results.jsonl"
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise QtoolError(
+                f"another sweep is writing to {run_dir}. Wait for it, or choose another --out."
+            ) from None
+        self._drop_torn_tail()
+
+    def append(self, measurement: Measurement) -> None:
+        """One write and one sync a line, so that a kill leaves whole lines."""
+        line = json.dumps(measurement.model_dump(), ensure_ascii=False, allow_nan=False) + "\n"
+        os.write(self._fd, line.encode())
+        os.fsync(self._fd)
+
+    def _drop_torn_tail(self) -> None:
+        data = self.path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.ftruncate(self._fd, whole)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+
+def read(run_dir: Path) -> list[Measurement]:
+    """Every whole line of a run in the order it was written. Raises QtoolError with the line's number."""
+    path = run_dir / "results.jsonl"
+    if not path.is_file():
+        raise QtoolError(f"{run_dir} holds no run: there is no results.jsonl. Give a folder made by qtool sweep.")
+    measurements = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            record = json.loads(line)
+            version = record.get("schema_version")
+            if not isinstance(version, int) or version > SCHEMA:
+                raise QtoolError(
+                    f"{path} line {number} has schema {version!r}; this qtool reads up to {SCHEMA}."
+                    " Upgrade qtool."
+                )
+            measurements.append(Measurement.model_validate(record))
+        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, ValidationError) as error:
+            raise QtoolError(
+                f"{path} line {number} is not a measurement ({type(error).__name__}). Remove the line or sweep again."
+            ) from None
+    return measurements
+
+
+def latest(measurements: list[Measurement]) -> dict[tuple[str, str, int | None], Measurement]:
+    """The last line for each (trial id, stage, round): what a resumed sweep found replaces a failure."""
+    return {(m.trial_id, m.stage, m.round): m for m in measurements}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write whole or not at all: to a sibling first, then renamed into place."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    temporary.replace(path)
+
+
+def read_run(run_dir: Path) -> dict[str, Any]:
+    """`run.json` of a run folder. Raises QtoolError when there is none or it cannot be read."""
+    path = run_dir / "run.json"
+    if not path.is_file():
+        raise QtoolError(f"{run_dir} holds no run: there is no run.json. Give a folder made by qtool sweep.")
+    try:
+        run = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise QtoolError(f"{path} is not valid JSON ({error}). Sweep again into a new --out.") from None
+    if not isinstance(run, dict) or run.get("schema") != SCHEMA:
+        found = run.get("schema") if isinstance(run, dict) else type(run).__name__
+        raise QtoolError(f"{path} has schema {found!r}; this qtool reads {SCHEMA}. Sweep again.")
+    return run
