@@ -57,15 +57,13 @@ def make_task(options: dict[str, Any]) -> Task:
     return task.model_copy(update=own)
 
 
-def prepare(options: dict[str, Any], task: Task, model: Model, out: Path) -> Facts:
-    """Read, choose, match and tokenise; write `inputs.npz`, `calibration.npz`, `texts.json`, `meta.json`.
+def read_tables(options: dict[str, Any], task: Task) -> tuple[Table, list[int], Table | None]:
+    """The scored rows in seeded random order, their numbers in the file, and the rows to calibrate on.
 
-    The rows are shuffled with the seed before `limit` cuts them, the same for every recipe.
-    Raises QtoolError for anything wrong with the data or the labels.
+    The rows are shuffled with the seed before `limit` cuts them, the same for every recipe. Calibration rows
+    never are among the scored ones; None when no recipe asks for them or there are none.
+    Raises QtoolError for anything wrong with the files. Loads no model and no tokenizer.
     """
-    import numpy as np
-    from transformers import AutoTokenizer
-
     _, file = tasks.find(task.name)
     data = Path(options["data"]) if options.get("data") else None
     try:
@@ -76,6 +74,24 @@ def prepare(options: dict[str, Any], task: Task, model: Model, out: Path) -> Fac
     random.Random(options["seed"]).shuffle(rows)
     rows = rows[: options["limit"]]
     table = whole.take(rows)
+    return table, rows, _calibration(options, task, file, table)
+
+
+def prepare(
+    options: dict[str, Any],
+    task: Task,
+    model: Model,
+    tables: tuple[Table, list[int], Table | None],
+    out: Path,
+) -> Facts:
+    """Match labels and tokenise; write `inputs.npz`, `calibration.npz`, `texts.json` and `meta.json` into `out`.
+
+    Raises QtoolError for labels the model does not have and lengths it does not take.
+    """
+    import numpy as np
+    from transformers import AutoTokenizer
+
+    table, rows, calibration_table = tables
     notes: list[str] = []
     class_order = list(range(len(model.id2label)))
     labels = None
@@ -86,7 +102,7 @@ def prepare(options: dict[str, Any], task: Task, model: Model, out: Path) -> Fac
     if options["seq_len"] and options["seq_len"] > model.max_tokens:
         raise QtoolError(f"--seq-len {options['seq_len']} is longer than the model takes ({model.max_tokens} tokens).")
     inputs, truncated = tokenise(tokenizer, table, max_tokens)
-    calibration, calibration_hash = _calibration(options, task, file, table, tokenizer, max_tokens)
+    calibration = tokenise(tokenizer, calibration_table, max_tokens)[0] if calibration_table else None
     lengths = [len(row) for row in inputs["input_ids"]]
     facts = Facts(
         rows=len(table),
@@ -101,8 +117,8 @@ def prepare(options: dict[str, Any], task: Task, model: Model, out: Path) -> Fac
         padding_side=tokenizer.padding_side,
         max_tokens=max_tokens,
         seq_len=options["seq_len"],
-        calibration_rows=len(calibration["input_ids"]) if calibration else 0,
-        calibration_hash=calibration_hash,
+        calibration_rows=len(calibration_table) if calibration_table else 0,
+        calibration_hash=content_hash([calibration_table.texts, calibration_table.pairs]) if calibration_table else None,
     )
     if facts.truncated:
         notes.append(f"{facts.truncated} of {facts.rows} texts were cut to {max_tokens} tokens")
@@ -140,32 +156,23 @@ def _labels_of(table: Table, task: Task, model: Model) -> tuple[list[Any], list[
     return [order.index(index) for index in mapped], order, notes
 
 
-def _calibration(
-    options: dict[str, Any], task: Task, file: Any, scored: Table, tokenizer: Any, max_tokens: int
-) -> tuple[dict[str, list[Any]] | None, str | None]:
-    """Tokenised rows for static methods, never among the scored ones; None when there are none."""
+def _calibration(options: dict[str, Any], task: Task, file: Any, scored: Table) -> Table | None:
     wanted = options["calibration_rows"]
-    if not wanted:
-        return None, None
-    data = Path(options["data"]) if options.get("data") else None
     if options.get("calibration"):
-        path = Path(options["calibration"])
-        pool = read(path, task.text, task.text_pair, None)
+        pool = read(Path(options["calibration"]), task.text, task.text_pair, None)
+    elif not wanted:
+        return None
     else:
         try:
-            pool = file.load(task, "train", data)
+            pool = file.load(task, "train", Path(options["data"]) if options.get("data") else None)
         except Unavailable:
-            return None, None
+            return None
     taken = set(zip(scored.texts, scored.pairs or scored.texts, strict=True))
     free = [row for row in range(len(pool)) if (pool.texts[row], (pool.pairs or pool.texts)[row]) not in taken]
     if not free and options.get("calibration"):
         raise QtoolError(f"every row of --calibration {options['calibration']} is among the scored rows. Give other rows.")
-    if not free:
-        return None, None
     random.Random(options["seed"]).shuffle(free)
-    chosen = pool.take(free[:wanted])
-    inputs, _ = tokenise(tokenizer, chosen, max_tokens)
-    return inputs, content_hash([chosen.texts, chosen.pairs])
+    return pool.take(free[:wanted]) if free and wanted else None
 
 
 def tokenise(tokenizer: Any, table: Table, max_tokens: int) -> tuple[dict[str, list[Any]], int]:

@@ -176,9 +176,11 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"a key is not a plain word (line {key.start_mark.line + 1})")
             if key.value in seen:
                 raise yaml.YAMLError(f"key '{key.value}' stands twice (line {key.start_mark.line + 1})")
-            seen.add(key.value if isinstance(key.value, str) else id(key))
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

@@ -36,8 +36,9 @@ def probe(spec: dict[str, Any]) -> dict[str, Any]:
     """Resolve and check the model, the task, the labels and the data: the user's mistakes surface here."""
     task = prepare.make_task(spec)
     folder, revision = models.resolve(spec["model"], spec["revision"])
+    tables = prepare.read_tables(spec, task)  # before the model: a wrong table is found without loading one
     model = models.check(folder, revision)
-    facts = prepare.prepare(spec, task, model, Path(spec["data_out"]))
+    facts = prepare.prepare(spec, task, model, tables, Path(spec["data_out"]))
     return {"model": _plain(asdict(model)), "task": task.model_dump(), "data": asdict(facts)}
 
 

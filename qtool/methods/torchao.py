@@ -19,7 +19,7 @@ class Options(BaseModel):
     """`scheme` names the type of the stored weights."""
 
     model_config = ConfigDict(extra="forbid")
-    scheme: Literal["int8-weight", "fp8-weight"]
+    scheme: Literal["int8_weight_only", "float8_weight_only"]
 
 
 def build(job: BuildJob) -> Any:
@@ -29,7 +29,7 @@ def build(job: BuildJob) -> Any:
     from transformers import AutoModelForSequenceClassification, TorchAoConfig
 
     scheme = Options(**job.recipe.quantize).scheme
-    config = Int8WeightOnlyConfig() if scheme == "int8-weight" else Float8WeightOnlyConfig()
+    config = Int8WeightOnlyConfig() if scheme == "int8_weight_only" else Float8WeightOnlyConfig()
     model = AutoModelForSequenceClassification.from_pretrained(
         job.model_dir,
         dtype=getattr(torch, job.recipe.dtype),

@@ -1,0 +1,271 @@
+"""GPU-side numbers of a measuring process: peak memory, utilisation, energy per call, throttling.
+
+Read through NVML in a pass of its own after the timed one, because a sampling thread would disturb the clock.
+The arithmetic is pure functions over a `Trace`. What the board does not tell is None with a reason, never 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+SAMPLE_EVERY_S = 0.05
+# NVML's utilisation is a mean over up to a second before the reading, so the first second is not ours.
+UTILIZATION_LAG_S = 1.0
+# Long enough for that lag and for the steps of the energy counter.
+PASS_S = 4.0
+
+SLOWED_BY = {
+    0x04: "software power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons that mean slower than asked for; idle, user-set clocks, sync
+boost and display clock are not throttling.
+https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
+
+
+@dataclass
+class Trace:
+    """What a sampler read. Lists are aligned with `times_s`; None stands where the board did not answer."""
+
+    times_s: list[float] = field(default_factory=list)
+    power_w: list[float | None] = field(default_factory=list)
+    utilization_percent: list[float | None] = field(default_factory=list)
+    clock_reasons: list[int | None] = field(default_factory=list)
+    pids: list[set[int] | None] = field(default_factory=list)
+    energy_start_j: float | None = None
+    energy_end_j: float | None = None
+
+
+def summarise(trace: Trace, calls: int, own_pid: int) -> dict[str, Any]:
+    """The values of one sampled pass of `calls` predictions; a `NAME_reason` stands beside every None.
+
+    `gpu_utilization_ratio` is the share of time in which any kernel ran, not the share of the chip in use.
+    `energy_j` is the whole board's energy per call, idle power included.
+    """
+    utilization = utilization_ratio(trace.times_s, trace.utilization_percent)
+    counted_j = None
+    if trace.energy_start_j is not None and trace.energy_end_j is not None:
+        counted_j = trace.energy_end_j - trace.energy_start_j
+    total_j = counted_j if counted_j is not None else integrate(trace.times_s, trace.power_w)
+    slowed = throttle_reasons(mask for mask in trace.clock_reasons if mask is not None)
+    seen = [pids for pids in trace.pids if pids is not None]
+    values: dict[str, Any] = {
+        "gpu_utilization_ratio": utilization,
+        "energy_j": total_j / calls if total_j is not None and calls else None,
+        "energy_source": "counter" if counted_j is not None else "power",
+        "throttled": bool(slowed) if any(mask is not None for mask in trace.clock_reasons) else None,
+        "throttle_reasons": slowed,
+        "other_processes": any(has_others(pids, own_pid) for pids in seen) if seen else None,
+        "gpu_samples": len(trace.times_s),
+    }
+    reasons = {
+        "gpu_utilization_ratio": f"no utilisation was read after the first {UTILIZATION_LAG_S:g} s",
+        "energy_j": "the board reports neither an energy counter nor power",
+        "throttled": "the board does not report clock event reasons",
+        "other_processes": "the driver does not list the processes on this GPU",
+    }
+    return values | {f"{name}_reason": why for name, why in reasons.items() if values[name] is None}
+
+
+def utilization_ratio(times_s: Sequence[float], percents: Sequence[float | None]) -> float | None:
+    """Mean utilisation as a fraction, the first `UTILIZATION_LAG_S` left out; None without such a reading."""
+    if not times_s:
+        return None
+    begin = times_s[0] + UTILIZATION_LAG_S
+    used = [p for t, p in zip(times_s, percents, strict=True) if t >= begin and p is not None]
+    return sum(used) / len(used) / 100.0 if used else None
+
+
+def integrate(times_s: Sequence[float], power_w: Sequence[float | None]) -> float | None:
+    """Energy in joules under a power trace by the trapezoid rule; None with fewer than two readings.
+
+    On A100 and H100 the power sensor sees a quarter of the time (Yang et al. 2024, "Part-time Power
+    Measurements", https://arxiv.org/abs/2312.02741), so this is the fallback of the energy counter.
+    """
+    points = [(t, p) for t, p in zip(times_s, power_w, strict=True) if p is not None]
+    if len(points) < 2:
+        return None
+    return sum((t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in itertools.pairwise(points))
+
+
+def throttle_reasons(masks: Iterable[int]) -> list[str]:
+    """Names of everything in `SLOWED_BY` that was set in any of the masks."""
+    seen = 0
+    for mask in masks:
+        seen |= mask
+    return [name for bit, name in SLOWED_BY.items() if seen & bit]
+
+
+def has_others(pids: set[int], own_pid: int) -> bool:
+    """Whether somebody else computes on the GPU.
+
+    In a container NVML lists the host's numbers, so a single process under an unknown number is this one.
+    """
+    return len(pids - {own_pid}) > (0 if own_pid in pids else 1)
+
+
+class Sampler:
+    """Samples one GPU in a thread while its `with` block runs; `trace` holds what was read.
+
+    `nvml` is the initialised pynvml module (or a stand-in), `handle` one of its devices.
+    """
+
+    def __init__(
+        self,
+        nvml: Any,
+        handle: Any,
+        every_s: float = SAMPLE_EVERY_S,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.trace = Trace()
+        self._nvml, self._handle, self._every_s, self._clock = nvml, handle, every_s, clock
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Sampler:
+        self.trace.energy_start_j = self._energy_j()
+        self._read()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.trace.energy_end_j = self._energy_j()
+        self._done.set()
+        self._thread.join()
+        self._read()
+
+    def _run(self) -> None:
+        while not self._done.wait(self._every_s):
+            self._read()
+
+    def _read(self) -> None:
+        nvml, trace = self._nvml, self.trace
+        milliwatts = self._ask(nvml.nvmlDeviceGetPowerUsage)
+        rates = self._ask(nvml.nvmlDeviceGetUtilizationRates)
+        # The newer name is missing from older drivers, the older one goes away with CUDA 14.
+        mask = self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons)
+        if mask is None:
+            mask = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        processes = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses)
+        trace.times_s.append(self._clock())
+        trace.power_w.append(None if milliwatts is None else milliwatts / 1e3)
+        trace.utilization_percent.append(None if rates is None else rates.gpu)
+        trace.clock_reasons.append(mask)
+        trace.pids.append(None if processes is None else {process.pid for process in processes})
+
+    def _energy_j(self) -> float | None:
+        millijoules = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption)
+        return None if millijoules is None else millijoules / 1e3
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        """None where this board, driver or permission has no answer; a GPU that fell off the bus raises."""
+        nvml = self._nvml
+        try:
+            return question(self._handle)
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
+            return None
+
+
+def sample(
+    predict: Callable[[Any], Any], batches: Sequence[Any], min_time_s: float = PASS_S
+) -> dict[str, Any]:
+    """Run whole passes for `min_time_s` under a sampler: `summarise`'s values, all None without NVML.
+
+    The caller has warmed up and timed before; this pass is for the GPU's counters only.
+    """
+    try:
+        with _nvml() as nvml, Sampler(nvml, _handle(nvml)) as sampler:
+            calls, started = 0, time.perf_counter()
+            while calls == 0 or time.perf_counter() - started < min_time_s:
+                for batch in batches:
+                    predict(batch)
+                calls += len(batches)
+    except NoGpuCounters as error:
+        names = ("gpu_utilization_ratio", "energy_j", "throttled", "other_processes")
+        return dict.fromkeys(names) | {f"{name}_reason": str(error) for name in names}
+    return summarise(sampler.trace, calls, os.getpid())
+
+
+def reset_peak_vram() -> None:
+    """Forget torch's peak; a no-op in a process where torch has not touched a GPU."""
+    if torch := _torch():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_vram_bytes() -> int | None:
+    """The larger of torch's peak since the reset and what NVML says this process holds now; None if neither.
+
+    NVML also sees the CUDA context and the engines that bypass torch; their arenas grow and do not shrink, so
+    the last reading is the peak. The larger of the two is what a deployment must find room for.
+    """
+    known = []
+    if torch := _torch():
+        known.append(int(torch.cuda.max_memory_allocated()))
+    try:
+        with _nvml() as nvml:
+            held = own_bytes(nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml)), os.getpid())
+    except NoGpuCounters:
+        held = None
+    return max([*known, *([] if held is None else [held])], default=None)
+
+
+def own_bytes(processes: Sequence[Any], own_pid: int) -> int | None:
+    """`usedGpuMemory` of this process among NVML's; None where it is not listed or not told (WDDM, MIG)."""
+    mine = [process for process in processes if process.pid == own_pid]
+    if not mine and len(processes) == 1:
+        mine = list(processes)
+    return mine[0].usedGpuMemory if mine else None
+
+
+class NoGpuCounters(Exception):
+    """NVML cannot be asked; the message says why and what would help."""
+
+
+@contextmanager
+def _nvml() -> Any:
+    try:
+        import pynvml as nvml
+    except ImportError:
+        raise NoGpuCounters("NVML's bindings are missing: pip install 'qtool[cuda]'") from None
+    try:
+        nvml.nvmlInit()
+        try:
+            yield nvml
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise NoGpuCounters(f"NVML does not answer: {error}") from None
+
+
+def _torch() -> Any:
+    """The torch module if this process computes with it on a GPU; asking an idle one would make a context."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _handle(nvml: Any) -> Any:
+    """The NVML device this process computes on. CUDA and NVML number GPUs differently: the UUID is sure."""
+    if torch := _torch():
+        uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    if visible.startswith("GPU-"):
+        return nvml.nvmlDeviceGetHandleByUUID(visible)
+    if nvml.nvmlDeviceGetCount() == 1:
+        return nvml.nvmlDeviceGetHandleByIndex(0)
+    if visible.isdigit() and os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return nvml.nvmlDeviceGetHandleByIndex(int(visible))
+    raise NoGpuCounters(
+        "several GPUs and none is named: set CUDA_VISIBLE_DEVICES to one GPU's UUID (nvidia-smi -L)"
+    )

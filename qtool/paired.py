@@ -1,0 +1,109 @@
+"""Scores of several recipes on the same examples: intervals, changes and flips from the stored predictions.
+
+Reads the `.npz` files of one device and aligns them by example; knows nothing of latency or wording. What
+cannot be compared is kept out with its reason, never guessed.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qtool import stats
+from qtool.core import BASELINE
+from qtool.stats import Interval
+
+REGRESSION = ("pearson", "spearman")
+
+
+class PairedScores:
+    """Predictions of one device's recipes, aligned by example id.
+
+    `problems[recipe]` says why a recipe is not among them. `metric` is the task's primary metric.
+    """
+
+    def __init__(self, metric: str, files: Mapping[str, Path | None]) -> None:
+        self.metric = metric
+        self.problems: dict[str, str] = {}
+        self.predictions: dict[str, np.ndarray[Any, Any]] = {}
+        self.labels = np.array([])
+        self.classes: int | None = None
+        ids = None
+        # The baseline first: it decides which examples the others are held against.
+        for recipe in sorted(files, key=lambda name: (name != BASELINE, name)):
+            path = files[recipe]
+            try:
+                own_ids, labels, logits = _read(path)
+            except ValueError as error:
+                self.problems[recipe] = str(error)
+                continue
+            if ids is None:
+                ids, self.labels = own_ids, labels
+                self.classes = None if metric in REGRESSION else logits.shape[1]
+            elif not np.array_equal(ids, own_ids) or not np.array_equal(self.labels, labels):
+                self.problems[recipe] = "scored on other examples than the recipes it is compared with"
+                continue
+            self.predictions[recipe] = logits[:, 0] if self.classes is None else logits.argmax(axis=1)
+        self._order = sorted(self.predictions)
+        self._draws = cache(self._resample)
+
+    def _resample(self, metric: str) -> np.ndarray[Any, Any]:
+        every = np.stack([self.predictions[recipe] for recipe in self._order])
+        return stats.resample(metric, self.labels, every, self.classes)
+
+    def single(self, recipe: str, metric: str) -> Interval:
+        """A recipe's score: Wilson for accuracy, bootstrap for the others."""
+        own = self.predictions[recipe]
+        if metric == "accuracy":
+            return stats.wilson(int(np.sum(own == self.labels)), len(own))
+        value = stats.score(metric, self.labels, own)
+        return stats.from_draws(value, self._draws(metric)[0, self._order.index(recipe)])
+
+    def delta(self, recipe: str, reference: str) -> Interval:
+        """Primary score of `recipe` minus that of `reference`, paired by example."""
+        if recipe == reference:
+            return Interval(0.0, 0.0, 0.0)
+        if self.metric == "accuracy":
+            gained, lost = self.flips(recipe, reference)
+            return stats.paired_difference(gained, lost, len(self.labels))
+        new, old = self._order.index(recipe), self._order.index(reference)
+        value = stats.score(self.metric, self.labels, self.predictions[recipe]) - stats.score(
+            self.metric, self.labels, self.predictions[reference]
+        )
+        draws = self._draws(self.metric)
+        return stats.from_draws(value, draws[1, new] - draws[0, old])
+
+    def flips(self, recipe: str, reference: str) -> tuple[int, int]:
+        """Examples that only `recipe` got right, and that only `reference` did. Classifiers only."""
+        new = self.predictions[recipe] == self.labels
+        old = self.predictions[reference] == self.labels
+        return int(np.sum(new & ~old)), int(np.sum(old & ~new))
+
+    def agreement(self, recipe: str, reference: str) -> Interval:
+        """Share of examples with the reference's class, right or wrong; 1 for the reference itself."""
+        if recipe == reference:
+            return Interval(1.0, 1.0, 1.0)
+        same = self.predictions[recipe] == self.predictions[reference]
+        return stats.wilson(int(np.sum(same)), len(same))
+
+
+def _read(path: Path | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Ids, labels and logits (examples, outputs), sorted by id. Raises ValueError with the reason."""
+    if path is None:
+        raise ValueError("its predictions were not stored")
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            ids, labels, logits = stored["ids"], stored["labels"], stored["logits"]
+    except (OSError, KeyError, zipfile.BadZipFile, ValueError) as error:
+        kind = type(error).__name__
+        raise ValueError(f"its predictions cannot be read from {path.name} ({kind})") from None
+    logits = logits.reshape(len(ids), -1).astype(float)
+    if not len(ids) or len(labels) != len(ids) or not np.all(np.isfinite(logits)):
+        raise ValueError(f"its predictions in {path.name} are empty, uneven or not finite")
+    order = np.argsort(ids, kind="stable")
+    return ids[order], labels[order], logits[order]

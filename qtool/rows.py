@@ -1,0 +1,232 @@
+"""One trial's row: its status from its lines, and every metric from its stored samples.
+
+Knows nothing of other trials but the baseline. A number that does not apply or that its samples do not
+support is null with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from qtool import stats
+from qtool.core import BASELINE, METRICS, SCORES, Measurement
+from qtool.paired import REGRESSION, PairedScores
+from qtool.stats import Interval
+
+Key = tuple[str, str, int | None]
+ONE_ROUND = "one round has no interval"
+PER_ROUND = (
+    "peak_rss_bytes",
+    "load_peak_rss_bytes",
+    "steady_rss_bytes",
+    "peak_vram_bytes",
+    "gpu_utilization_ratio",
+    "energy_j",
+    "load_s",
+    "first_call_s",
+)
+# The child's score and ours are one formula on the same float32 logits: only the order of sums may differ.
+SAME_SCORE = 1e-6
+
+
+def cell(interval: Interval | None, reason: str | None = None) -> dict[str, Any]:
+    """A metric as JSON; `reason` says why it, or its interval, is missing."""
+    if interval is None or not math.isfinite(interval.value):
+        return {"value": None, "low": None, "high": None, "reason": reason or "it is not defined here"}
+    found: dict[str, Any] = {"value": interval.value, "low": interval.low, "high": interval.high}
+    return found if interval.low is not None else found | {"reason": reason or ONE_ROUND}
+
+
+def exact(value: float | None) -> dict[str, Any]:
+    """A number without any spread."""
+    return cell(None if value is None else Interval(value, value, value), "it was not recorded")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A planned trial and its lines; ok only if its build, its score and all its rounds are."""
+
+    entry: Mapping[str, Any]
+    status: str
+    cause: str | None
+    next_step: str | None
+    build: Measurement | None
+    score: Measurement | None
+    rounds: Mapping[int, Measurement]
+
+    @property
+    def recipe(self) -> str:
+        return self.entry["recipe"]
+
+    @property
+    def group(self) -> tuple[str, int]:
+        return self.entry["device"], self.entry["batch_size"]
+
+    @property
+    def contended(self) -> bool:
+        return any(line.values.get("contended") for line in self.rounds.values())
+
+    @property
+    def disk_bytes(self) -> float | None:
+        return self.build.values.get("disk_bytes") if self.build else None
+
+    def samples(self, name: str) -> dict[int, list[float]]:
+        """Samples by round, of the rounds that have any."""
+        return {r: line.samples[name] for r, line in self.rounds.items() if line.samples.get(name)}
+
+    def values(self, name: str) -> dict[int, float]:
+        """A value by round, of the rounds that have it."""
+        return {r: line.values[name] for r, line in self.rounds.items() if line.values.get(name) is not None}
+
+    def p50_s(self) -> dict[int, float]:
+        return {r: stats.percentile(samples, 0.5) for r, samples in self.samples("latency_s").items()}
+
+
+def make_trial(entry: Mapping[str, Any], lines: Mapping[Key, Measurement], rounds: int) -> Trial:
+    """The trial that `run.json` planned as `entry`, from the last line of each of its stages."""
+    trial_id, fingerprint = entry["trial_id"], entry.get("fingerprint") or ""
+    plan = lines.get((trial_id, "plan", None))
+    build = lines.get((fingerprint, "build", None))
+    score = lines.get((f"{fingerprint}-{entry['device']}", "score", None))
+    own = (m for m in lines.values() if m.trial_id == trial_id and m.stage == "measure")
+    measured = sorted(own, key=_round)
+    timed = sum(bool(m.samples.get("latency_s")) for m in measured)
+    status, cause, next_step = "ok", None, None
+    bad = next((m for m in (plan, build, score, *measured) if m is not None and m.status != "ok"), None)
+    if bad is not None:
+        status, cause, next_step = bad.status, bad.error or "no cause was recorded", bad.next_step
+    elif build is None or score is None or timed < rounds:
+        missing = "not built" if build is None else "not scored or audited" if score is None else ""
+        missing = missing or f"{timed} of {rounds} rounds measured"
+        status, cause, next_step = "failed", f"unfinished: {missing}", "add --resume to the same command"
+    return Trial(entry, status, cause, next_step, build, score, {_round(m): m for m in measured})
+
+
+def _round(measurement: Measurement) -> int:
+    return measurement.round or 0
+
+
+def make_metrics(
+    trial: Trial, baseline: Trial | None, scores: PairedScores | None, names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Every metric of an ok row, in the order of `core.METRICS`."""
+    found = _score_metrics(trial, scores, names) | {name: _per_round(trial, name) for name in PER_ROUND}
+    found["latency_p50_s"] = _p50(trial.samples("latency_s"))
+    found["end_to_end_p50_s"] = _p50(trial.samples("end_to_end_s"))
+    found["latency_p95_s"] = _p95(trial.samples("latency_s"))
+    found["throughput_per_s"] = _throughput(trial)
+    found["speedup"] = _speedup(trial, baseline)
+    found["tokenize_share"] = _tokenize_share(trial)
+    found["disk_bytes"] = exact(trial.disk_bytes)
+    found["weight_bytes"] = exact(trial.score.values.get("weight_bytes") if trial.score else None)
+    return {name: found[name] for name in METRICS if name in found}
+
+
+def _score_metrics(
+    trial: Trial, scores: PairedScores | None, names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    if scores is None:
+        return {name: cell(None, "nothing was scored") for name in (*SCORES, "score_delta", "agreement")}
+    recipe = trial.recipe
+    told = (trial.score.values.get("metrics") if trial.score else None) or {}
+    known = recipe in scores.predictions
+    problem = scores.problems.get(recipe, "")
+    found = {}
+    for name in names:
+        value = told.get(name)
+        if value is None:
+            found[name] = cell(None, "it is not defined for these predictions, constant ones for example")
+        elif not known:
+            found[name] = cell(Interval(value), f"no interval: {problem}")
+        else:
+            own = scores.single(recipe, name)
+            same = abs(own.value - value) <= SAME_SCORE
+            differs = f"no interval: the stored predictions give {own.value:.6f}, scoring gave {value:.6f}"
+            found[name] = cell(own if same else Interval(value), differs)
+    regression = scores.metric in REGRESSION
+    if recipe == BASELINE and not regression:
+        return found | {"score_delta": exact(0.0), "agreement": exact(1.0)}
+    if not known or BASELINE not in scores.predictions:
+        reason = problem or scores.problems.get(BASELINE) or f"{BASELINE} was not scored on this device"
+        return found | {name: cell(None, reason) for name in ("score_delta", "agreement")}
+    undefined = "the score is not defined for one of the two"
+    found["score_delta"] = cell(scores.delta(recipe, BASELINE), undefined)
+    agreement = None if regression else scores.agreement(recipe, BASELINE)
+    found["agreement"] = cell(agreement, "a regression has no classes to agree on")
+    return found
+
+
+def _p50(samples: Mapping[int, list[float]]) -> dict[str, Any]:
+    """Median over rounds of each round's median; t interval on the logs of the rounds' medians."""
+    if not samples:
+        return cell(None, "it was not timed")
+    medians = [stats.percentile(times, 0.5) for times in samples.values()]
+    return cell(stats.t_log(medians, median(medians)))
+
+
+def _p95(samples: Mapping[int, list[float]]) -> dict[str, Any]:
+    """As the p50 where every round supports a p95; else of the pooled samples of rounds that agree."""
+    if not samples:
+        return cell(None, "it was not timed")
+    rounds, least = list(samples.values()), stats.least_samples(0.95)
+    fewest, pooled = min(len(times) for times in rounds), [time for times in rounds for time in times]
+    if fewest >= least:
+        tails = [stats.percentile(times, 0.95) for times in rounds]
+        return cell(stats.t_log(tails, median(tails)))
+    if len(pooled) < least:
+        return cell(None, f"a p95 needs {least} samples, there are {len(pooled)}")
+    if not stats.rounds_agree(rounds):
+        spread = f"a round has {fewest} and the rounds' p50 differ too much to pool them"
+        return cell(None, f"a p95 needs {least} samples, {spread}")
+    return cell(stats.percentile_interval(pooled, 0.95), f"{len(pooled)} samples do not bound it")
+
+
+def _throughput(trial: Trial) -> dict[str, Any]:
+    """Texts over summed seconds of all rounds; t interval on the logs of the rounds' own."""
+    samples = trial.samples("latency_s")
+    if not samples:
+        return cell(None, "it was not timed")
+    size = trial.entry["batch_size"]
+    each = [size * len(times) / sum(times) for times in samples.values()]
+    whole = size * sum(map(len, samples.values())) / sum(map(sum, samples.values()))
+    return cell(stats.t_log(each, whole))
+
+
+def _speedup(trial: Trial, baseline: Trial | None) -> dict[str, Any]:
+    """Geometric mean over rounds of the baseline's p50 over the recipe's in the same round."""
+    if trial.recipe == BASELINE:
+        return exact(1.0)
+    if baseline is None:
+        return cell(None, f"the baseline {BASELINE} is not ok on this device at this batch size")
+    base, own = baseline.p50_s(), trial.p50_s()
+    shared = sorted(base.keys() & own.keys())
+    if not shared:
+        return cell(None, f"it shares no timed round with {BASELINE}")
+    return cell(stats.t_ratio([base[r] for r in shared], [own[r] for r in shared]))
+
+
+def _tokenize_share(trial: Trial) -> dict[str, Any]:
+    """Summed tokenising over summed end-to-end seconds; t interval of the rounds' mean share."""
+    parts, wholes = trial.samples("tokenize_s"), trial.samples("end_to_end_s")
+    shared = sorted(parts.keys() & wholes.keys())
+    if not shared:
+        return cell(None, "end-to-end time was not measured")
+    each = stats.t_mean([sum(parts[r]) / sum(wholes[r]) for r in shared])
+    value = sum(sum(parts[r]) for r in shared) / sum(sum(wholes[r]) for r in shared)
+    if each.low is None or each.high is None:
+        return cell(Interval(value))
+    return cell(Interval(value, max(0.0, min(each.low, value)), min(1.0, max(each.high, value))))
+
+
+def _per_round(trial: Trial, name: str) -> dict[str, Any]:
+    """Mean of the rounds' values with its t interval, never below zero; null unless every round has one."""
+    values = trial.values(name)
+    if len(values) < len(trial.rounds):
+        reasons = [line.values.get(f"{name}_reason") for line in trial.rounds.values()]
+        return cell(None, next(filter(None, reasons), "it was not measured"))
+    mean = stats.t_mean(list(values.values()))
+    return cell(mean if mean.low is None else Interval(mean.value, max(0.0, mean.low), mean.high))

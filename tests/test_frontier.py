@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qtool import frontier
+from qtool.frontier import Candidate
+from qtool.stats import Interval
+
+
+def candidate(recipe: str, p50: Any = 1.0, peak: Any = 1.0, disk: float = 1.0) -> Candidate:
+    """Three rounds: a number stands for three equal ones."""
+
+    def rounds(x):
+        return dict(enumerate(x if isinstance(x, tuple) else (x, x, x)))
+
+    return Candidate(recipe, rounds(p50), rounds(peak), disk)
+
+
+def dominance(*edges: tuple[str, str]) -> Any:
+    """Pairs in which the first of each edge dominates the second and nothing else is settled."""
+    names = {name for edge in edges for name in edge}
+    pairs = {pair: {"p50": "unresolved"} for pair in itertools.permutations(names, 2)}
+    return pairs | {edge: {"p50": "better"} for edge in edges}
+
+
+def test_rounds_that_all_agree_tell_two_recipes_apart():
+    fast, slow = {1: 1.0, 2: 1.1, 3: 1.05}, {1: 2.0, 2: 2.2, 3: 2.11}
+    assert frontier.by_rounds(fast, slow) == "better"
+    assert frontier.by_rounds(slow, fast) == "worse"
+
+
+def test_rounds_that_contradict_each_other_are_a_tie():
+    assert frontier.by_rounds({1: 1.0, 2: 2.0, 3: 1.5}, {1: 2.0, 2: 1.0, 3: 1.5}) == "tie"
+
+
+def test_only_rounds_that_both_have_are_compared():
+    assert frontier.by_rounds({1: 1.0, 2: 9.0}, {2: 1.0, 3: 9.0}) == "worse"
+    assert frontier.by_rounds({1: 1.0}, {2: 1.0}) == "unresolved"
+
+
+def test_one_round_is_compared_by_value():
+    assert frontier.by_rounds({1: 1.0}, {1: 1.01}) == "better"
+    assert frontier.by_rounds({1: 1.0}, {1: 1.0}) == "tie"
+
+
+def test_values_that_have_no_ratio_settle_nothing():
+    assert frontier.by_rounds({1: 0.0, 2: 0.0}, {1: 1.0, 2: 1.0}) == "unresolved"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "evidence"),
+    [
+        (0.001, 0.03, "better"),
+        (-0.03, -0.001, "worse"),
+        (-0.019, 0.019, "tie"),
+        (-0.021, 0.010, "unresolved"),
+        (-0.010, 0.021, "unresolved"),
+        (None, None, "unresolved"),
+    ],
+)
+def test_a_score_ties_only_inside_the_margin(low, high, evidence):
+    assert frontier.by_score(Interval(0.0, low, high)) == evidence
+
+
+def test_what_is_unresolved_blocks_dominance():
+    assert frontier.dominates({"p50": "better", "disk": "tie"})
+    assert not frontier.dominates({"p50": "better", "score": "unresolved"})
+    assert not frontier.dominates({"p50": "better", "disk": "worse"})
+    assert not frontier.dominates({"p50": "tie", "disk": "tie"})
+
+
+def test_without_ties_the_frontier_is_the_pareto_set_of_the_points():
+    rng = np.random.default_rng(0)
+    points = rng.random((12, 3)) + 0.1
+    candidates = [candidate(str(i), *map(float, point)) for i, point in enumerate(points)]
+    names = [c.recipe for c in candidates]
+    expected = [
+        str(i) for i, p in enumerate(points) if not any(np.all(q <= p) and np.any(q < p) for q in points)
+    ]
+    assert frontier.front(names, frontier.compare(candidates, None)) == expected
+    assert 1 < len(expected) < 12
+
+
+def test_a_circle_of_dominance_keeps_all_of_it_and_drops_what_hangs_below():
+    pairs = dominance(("a", "b"), ("b", "c"), ("c", "a"), ("b", "d"))
+    assert frontier.front(["a", "b", "c", "d"], pairs) == ["a", "b", "c"]
+
+
+def test_a_circle_that_something_outside_dominates_leaves_whole():
+    pairs = dominance(("a", "b"), ("b", "a"), ("top", "a"))
+    assert frontier.front(["a", "b", "top"], pairs) == ["top"]
+
+
+def test_dominance_reaches_through_a_recipe_that_left_itself():
+    pairs = dominance(("a", "b"), ("b", "c"))
+    assert frontier.front(["c", "b", "a"], pairs) == ["a"]
+
+
+def test_an_objective_nobody_has_a_number_for_blocks_nobody():
+    bare = [Candidate("fast", {1: 1.0}, {}, None), Candidate("slow", {1: 2.0}, {}, None)]
+    pairs = frontier.compare(bare, None)
+    assert set(pairs["fast", "slow"]) == {"p50"}
+    assert frontier.front(["fast", "slow"], pairs) == ["fast"]
+
+
+def test_a_number_that_one_of_two_lacks_keeps_both():
+    some = [Candidate("fast", {1: 1.0}, {1: 5.0}, 1), Candidate("slow", {1: 2.0}, {}, 1)]
+    assert frontier.front(["fast", "slow"], frontier.compare(some, None)) == ["fast", "slow"]
+
+
+def test_a_score_that_is_shown_worse_keeps_the_slower_recipe():
+    pair = [candidate("exact", p50=2.0), candidate("rough", p50=1.0)]
+    lost = {("rough", "exact"): Interval(-0.05, -0.07, -0.03), ("exact", "rough"): Interval(0.05, 0.03, 0.07)}
+    same = {("rough", "exact"): Interval(0.0, -0.01, 0.01), ("exact", "rough"): Interval(0.0, -0.01, 0.01)}
+    assert frontier.front(["exact", "rough"], frontier.compare(pair, lost)) == ["exact", "rough"]
+    assert frontier.front(["exact", "rough"], frontier.compare(pair, same)) == ["rough"]
+
+
+def choose(candidates, members=None):
+    names = [c.recipe for c in candidates]
+    return frontier.choose(candidates, frontier.compare(candidates, None), members or names)
+
+
+def test_the_fastest_is_chosen_when_it_can_be_told_apart():
+    choice = choose([candidate("slow", p50=2.0, peak=0.1), candidate("fast", p50=1.0)])
+    assert (choice.recipe, choice.tied, choice.decided_by) == ("fast", (), "p50")
+
+
+def test_among_equally_fast_recipes_the_smaller_peak_memory_decides():
+    noisy = (1.0, 1.4, 1.1)
+    choice = choose(
+        [
+            candidate("big", p50=1.1, peak=2.0),
+            candidate("small", p50=noisy, peak=1.0),
+            candidate("slow", p50=5.0),
+        ]
+    )
+    assert (choice.recipe, choice.tied, choice.decided_by) == ("small", ("big",), "peak")
+
+
+def test_where_memory_ties_too_the_size_on_disk_decides():
+    noisy = (1.0, 1.4, 1.1)
+    choice = choose([candidate("big", p50=1.1, disk=2.0), candidate("small", p50=noisy, disk=1.0)])
+    assert (choice.recipe, choice.decided_by) == ("small", "disk")
+
+
+def test_where_all_ties_the_lower_p50_is_taken():
+    choice = choose([candidate("a", p50=(1.2, 1.0, 1.3)), candidate("b", p50=(1.0, 1.2, 1.1))])
+    assert (choice.recipe, choice.tied, choice.decided_by) == ("b", ("a",), "p50")
+
+
+def test_of_tied_recipes_one_on_the_frontier_goes_first():
+    pair = [candidate("off", p50=1.1, peak=1.0), candidate("on", p50=(1.0, 1.4, 1.1), peak=2.0)]
+    assert choose(pair, ["on"]).recipe == "on"
+
+
+def test_nothing_is_chosen_from_nothing():
+    with pytest.raises(ValueError, match="nothing qualified"):
+        choose([])

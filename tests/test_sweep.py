@@ -1,0 +1,318 @@
+"""The sweep from command line to run folder, with the stages in this process so that it is quick."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from qtool import cli, core, isolate, prepare, timing, worker
+from qtool.core import QtoolError, Unavailable
+from tests.conftest import lines_of, need
+
+BASE = ("--task", "text", "--text", "text", "--label", "label", "--rounds", "2")
+FILES = {"run.json", "results.jsonl", "summary.json", "report.md", "frontier.svg", "frontier.png", "predictions"}
+
+
+@pytest.fixture
+def quick(monkeypatch, checkpoint, table, tmp_path):
+    """Run the verb `sweep` on the tiny model with few calls; gives back a function (flags) -> (exit code, run)."""
+    need("evaluate", "sklearn", "accelerate")
+    monkeypatch.setattr(worker, "CALLS", 6)
+    monkeypatch.setattr(worker, "MIN_TIME_S", 0.0)
+    monkeypatch.setattr(timing, "warm_up", functools.partial(timing.warm_up, min_time_s=0.0, max_time_s=0.2))
+    monkeypatch.setattr(isolate, "run", run_here)
+
+    def sweep(*flags: str, out: str = "run", base: tuple[str, ...] = BASE) -> tuple[int, object]:
+        arguments = ["sweep", str(checkpoint), "--out", str(tmp_path / out), "--data", str(table), *base, *flags]
+        return cli.run(arguments), tmp_path / out
+
+    return sweep
+
+
+def run_here(stage, spec, **how):
+    """A stage without its process, with the same mapping of errors."""
+    try:
+        answer = worker.STAGES[stage](json.loads(json.dumps(spec)))
+        return isolate.Outcome("ok", json.loads(json.dumps(answer, allow_nan=False)))
+    except QtoolError as error:
+        return isolate.Outcome("user_error", {}, str(error))
+    except Unavailable as error:
+        return isolate.Outcome("unavailable", {}, str(error))
+    except Exception as error:  # noqa: BLE001 (as the worker does)
+        return isolate.Outcome("failed", {}, f"{type(error).__name__}: {error}")
+
+
+def summary_of(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def row_of(run, recipe, batch_size=1):
+    return next(r for r in summary_of(run)["rows"] if (r["recipe"], r["batch_size"]) == (recipe, batch_size))
+
+
+def test_a_sweep_leaves_the_whole_run_folder_and_exit_code_0(quick):
+    code, run = quick("--recipe", "int8-dynamic")
+    assert code == 0
+    assert FILES <= {path.name for path in run.iterdir()}
+    summary = summary_of(run)
+    assert (summary["schema"], summary["task"], summary["metric"], summary["baseline"]) == (1, "text", "accuracy", "fp32")
+    assert [(row["recipe"], row["status"]) for row in summary["rows"]] == [("fp32", "ok"), ("int8-dynamic", "ok")]
+    assert summary["frontier"][0]["recommended"] in ("fp32", "int8-dynamic")
+
+
+def test_an_ok_row_carries_every_metric_and_a_missing_value_says_why(quick):
+    _, run = quick("--recipe", "fp32")
+    metrics = row_of(run, "fp32")["metrics"]
+    assert set(metrics) == set(core.METRICS) - (set(core.SCORES) - {"accuracy"})
+    for name, cell in metrics.items():
+        assert {"value", "low", "high"} <= set(cell), name
+        assert cell["value"] is not None or cell["reason"], name
+    assert metrics["score_delta"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert metrics["speedup"]["value"] == 1.0
+    assert metrics["latency_p95_s"]["value"] is None  # 6 calls do not support a p95
+    assert metrics["disk_bytes"]["value"] == metrics["disk_bytes"]["low"] > 0
+
+
+def test_the_accuracy_is_what_a_plain_loop_over_the_model_gives(quick, checkpoint, table):
+    import csv
+
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    _, run = quick("--recipe", "fp32")
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    right = 0
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        with torch.no_grad():
+            logits = model(**tokenizer(row["text"], return_tensors="pt")).logits
+        right += model.config.id2label[int(logits.argmax())] == row["label"]
+    assert row_of(run, "fp32")["metrics"]["accuracy"]["value"] == right / len(rows)
+
+
+def test_predictions_stand_in_file_order_with_the_same_rows_for_every_recipe(quick):
+    _, run = quick("--recipe", "bf16", "--limit", "20")
+    a, b = (np.load(run / "predictions" / f"{name}-cpu.npz") for name in ("fp32", "bf16"))
+    assert a["ids"].tolist() == sorted(a["ids"].tolist())
+    assert len(a["ids"]) == 20
+    assert a["ids"].tolist() == b["ids"].tolist()
+    assert a["ids"].tolist() != list(range(20))  # a seeded choice, not the head of the file
+    assert a["labels"].tolist() == (a["ids"] % 2).tolist()  # the table alternates its labels
+
+
+def test_the_audit_proves_the_precision(quick):
+    _, run = quick("--recipe", "bf16", "--recipe", "int8-dynamic")
+    assert row_of(run, "bf16")["audit"]["linear_elements_by_dtype"].keys() == {"bfloat16"}
+    # 2 layers of 6 linear layers, the pooler and the classifier
+    assert row_of(run, "int8-dynamic")["audit"]["changed_modules"] == {"DynamicQuantizedLinear": 14}
+
+
+def test_an_artifact_that_is_not_what_its_recipe_says_fails_and_the_sweep_goes_on(quick, tmp_path):
+    recipe = {"name": "liar", "description": "d", "source": "s", "method": "torch_cast", "runtime": "pytorch",
+              "expect": {"weight_share": {"int8": 0.9}}}  # fmt: skip
+    (tmp_path / "liar.yaml").write_text(yaml.safe_dump(recipe))
+    code, run = quick("--recipe", str(tmp_path / "liar.yaml"), "--recipe", "bf16")
+    assert code == 3
+    assert row_of(run, "liar")["status"] == "failed"
+    assert "0.0% of the weight bytes are int8, expected at least 90.0%" in row_of(run, "liar")["cause"]
+    assert row_of(run, "bf16")["status"] == "ok"
+    assert "liar" in (run / "report.md").read_text()
+
+
+def test_a_recipe_that_cannot_run_is_skipped_with_its_reason_and_exit_code_0(quick, monkeypatch):
+    from qtool import host
+
+    real = host.installed
+    monkeypatch.setattr(host, "installed", lambda package: None if package == "nncf" else real(package))
+    code, run = quick("--recipe", "openvino-int8")
+    assert code == 0
+    row = row_of(run, "openvino-int8")
+    assert (row["status"], row["cause"], row["next_step"]) == ("skipped", "needs nncf", "pip install 'qtool[openvino]'")
+
+
+def test_a_table_without_calibration_rows_skips_static_recipes(quick):
+    need("openvino", "nncf")
+    code, run = quick("--recipe", "openvino-int8")
+    assert code == 0
+    assert row_of(run, "openvino-int8")["next_step"] == "give --calibration PATH"
+
+
+def test_each_batch_size_is_a_row_with_a_frontier_of_its_own(quick):
+    _, run = quick("--recipe", "fp32", "--batch-size", "1", "--batch-size", "4")
+    assert [(f["device"], f["batch_size"]) for f in summary_of(run)["frontier"]] == [("cpu", 1), ("cpu", 4)]
+    four = row_of(run, "fp32", 4)["metrics"]
+    latency = [s for line in lines_of(run) if line["stage"] == "measure" and line["batch_size"] == 4 for s in line["samples"]["latency_s"]]
+    assert four["throughput_per_s"]["value"] == pytest.approx(4 * len(latency) / sum(latency), rel=0.5)
+
+
+def test_without_scoring_there_is_no_score_and_no_task(quick):
+    code, run = quick("--recipe", "bf16", "--no-score", base=("--text", "text", "--rounds", "1"))
+    assert code == 0
+    assert summary_of(run)["task"] is None
+    assert row_of(run, "bf16")["metrics"]["score_delta"]["value"] is None
+    assert not list((run).glob("predictions/*"))
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(quick, capsys, monkeypatch):
+    code, run = quick("--dry-run", "--recipe", "bf16")
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert not run.exists()
+    assert "bf16" in printed
+    assert "estimate about" in printed
+
+
+def test_resuming_a_whole_run_repeats_nothing(quick):
+    quick("--recipe", "bf16")
+    _, run = quick("--recipe", "bf16", "--resume")
+    before = (run / "results.jsonl").read_bytes()
+    code, _ = quick("--recipe", "bf16", "--resume")
+    assert code == 0
+    assert (run / "results.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("kept", [0, 2, 5, 7])
+def test_a_cut_run_is_finished_and_its_whole_lines_stay(quick, kept):
+    _, run = quick("--recipe", "bf16")
+    whole = lines_of(run)
+    text = (run / "results.jsonl").read_text().splitlines(keepends=True)
+    (run / "results.jsonl").write_text("".join(text[:kept]) + text[kept][:40])
+    predictions = {path.name: np.load(path)["logits"] for path in (run / "predictions").iterdir()}
+    code, _ = quick("--recipe", "bf16", "--resume")
+    assert code == 0
+    assert (run / "results.jsonl").read_text().startswith("".join(text[:kept]))
+    key = lambda line: (line["recipe"], line["stage"], line["round"] or 0, line["status"])  # noqa: E731
+    assert sorted(map(key, lines_of(run))) == sorted(map(key, whole))
+    for name, logits in predictions.items():
+        assert np.array_equal(np.load(run / "predictions" / name)["logits"], logits)
+
+
+def test_a_failed_measurement_is_repeated_by_resume(quick, monkeypatch):
+    def dying(stage, spec, **how):
+        if stage == "measure" and spec["recipe"]["name"] == "bf16":
+            return isolate.Outcome("failed", {}, "killed by SIGKILL", "then --resume")
+        return run_here(stage, spec, **how)
+
+    monkeypatch.setattr(isolate, "run", dying)
+    code, run = quick("--recipe", "bf16")
+    assert code == 3
+    assert (row_of(run, "bf16")["status"], row_of(run, "bf16")["cause"]) == ("failed", "killed by SIGKILL")
+    monkeypatch.setattr(isolate, "run", run_here)
+    code, _ = quick("--recipe", "bf16", "--resume")
+    assert code == 0
+    assert row_of(run, "bf16")["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--rounds", "3"), "argument rounds was 2, now 3"),
+        (("--limit", "10"), "argument limit was None, now 10"),
+        (("--batch-size", "2"), "argument batch_sizes was [1], now [2]"),
+        (("--recipe", "fp32"), "argument patterns was"),
+    ],
+)
+def test_resume_refuses_a_changed_argument(quick, flags, says):
+    quick("--recipe", "bf16")
+    with pytest.raises(QtoolError) as caught:
+        quick("--recipe", "bf16", "--resume", *flags)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(("what", "key"), [("host", "cpu_model"), ("versions", "torch"), ("data", "data_hash"), ("model_info", "content")])
+def test_resume_refuses_another_host_library_or_content(quick, what, key):
+    _, run = quick("--recipe", "bf16")
+    record = json.loads((run / "run.json").read_text())
+    record[what][key] = "something else"
+    if what == "host":
+        record["host"]["hash"] = "0"
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(QtoolError, match=key):
+        quick("--recipe", "bf16", "--resume")
+
+
+def test_an_interrupted_sweep_keeps_what_finished_and_exits_130(quick, monkeypatch):
+    def interrupted(stage, spec, **how):
+        if stage == "measure" and spec["recipe"]["name"] == "bf16":
+            raise KeyboardInterrupt
+        return run_here(stage, spec, **how)
+
+    monkeypatch.setattr(isolate, "run", interrupted)
+    code, run = quick("--recipe", "bf16")
+    assert code == 130
+    assert (run / "report.md").is_file()
+    assert {line["stage"] for line in lines_of(run)} >= {"build", "score"}
+
+
+def test_a_damaged_artifact_in_the_cache_is_built_again(quick):
+    quick("--recipe", "bf16")
+    artifact = next(line["values"]["artifact"] for line in lines_of(quick("--recipe", "bf16", out="b")[1]) if line["recipe"] == "bf16" and line["stage"] == "build")
+    path = core.cache_dir() / "artifacts" / artifact / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8)
+    _, run = quick("--recipe", "bf16", out="c")
+    build = next(line for line in lines_of(run) if line["recipe"] == "bf16" and line["stage"] == "build")
+    assert build["values"]["cached"] is False
+    assert row_of(run, "bf16")["status"] == "ok"
+
+
+def test_a_fixed_length_pads_and_cuts_every_timed_text(quick):
+    _, run = quick("--recipe", "fp32", "--seq-len", "6")
+    data = json.loads((run / "run.json").read_text())["data"]
+    assert data["longest"] == 6
+    assert data["truncated"] > 0
+    rows = [{"input_ids": np.ones((1, n), np.int64)} for n in (2, 6)]
+    meta = {"pad": {"input_ids": 0}, "padding_side": "right", "seq_len": 6}
+    assert [b["input_ids"].shape for b in worker.timed_batches(rows, meta, 1)] == [(1, 6), (1, 6)]
+
+
+def test_padding_goes_to_the_tokenizers_side():
+    rows = [{"input_ids": np.array([[7, 8]])}, {"input_ids": np.array([[9]])}]
+    right = prepare.collate(rows, {"pad": {"input_ids": 1}, "padding_side": "right"})
+    left = prepare.collate(rows, {"pad": {"input_ids": 1}, "padding_side": "left"})
+    assert right["input_ids"].tolist() == [[7, 8], [9, 1]]
+    assert left["input_ids"].tolist() == [[7, 8], [1, 9]]
+
+
+def test_timed_batches_are_full_consecutive_and_repeat_a_short_table():
+    rows = [{"input_ids": np.full((1, 1), n)} for n in range(5)]
+    meta = {"pad": {}, "padding_side": "right", "seq_len": None}
+    assert [b["input_ids"][:, 0].tolist() for b in worker.timed_batches(rows, meta, 2)] == [[0, 1], [2, 3]]
+    assert [b["input_ids"][:, 0].tolist() for b in worker.timed_batches(rows, meta, 7)] == [[0, 1, 2, 3, 4, 0, 1]]
+
+
+@pytest.mark.parametrize("size", [1, 5, 32])
+def test_the_score_does_not_depend_on_the_batch_size(checkpoint, table, tmp_path, size):
+    need("accelerate")
+    from qtool.core import Recipe
+    from qtool.runtimes import pytorch
+
+    spec = {"model": str(checkpoint), "revision": None, "task": "text", "data": str(table), "text": "text", "label": "label",
+            "score": True, "seed": 0, "limit": None, "seq_len": None, "calibration_rows": 0, "data_out": str(tmp_path / "d")}  # fmt: skip
+    worker.probe(spec)
+    rows, _ = prepare.load_ragged(tmp_path / "d" / "inputs.npz")
+    meta = json.loads((tmp_path / "d" / "meta.json").read_text())
+    recipe = Recipe(name="r", description="d", source="s", method="torch_cast", runtime="pytorch")
+    loaded = pytorch.wrap(pytorch.open_model(checkpoint, recipe, "cpu"), recipe, "cpu", 1)
+    one_by_one = np.concatenate([loaded.predict(row) for row in rows])
+    assert np.allclose(worker.evaluate(loaded, rows, meta, size), one_by_one, atol=1e-5)
+
+
+def test_a_permuted_checkpoint_scores_the_same(quick, checkpoint, table, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    _, run = quick("--recipe", "fp32")
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint)
+    model.classifier.weight.data = model.classifier.weight.data.flip(0)
+    model.classifier.bias.data = model.classifier.bias.data.flip(0)
+    model.config.id2label, model.config.label2id = {0: "POSITIVE", 1: "NEGATIVE"}, {"POSITIVE": 0, "NEGATIVE": 1}
+    model.save_pretrained(tmp_path / "permuted")
+    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(tmp_path / "permuted")
+    arguments = ["sweep", str(tmp_path / "permuted"), "--out", str(tmp_path / "p"), "--data", str(table), *BASE, "--recipe", "fp32"]
+    assert cli.run(arguments) == 0
+    assert row_of(tmp_path / "p", "fp32")["metrics"]["accuracy"] == row_of(run, "fp32")["metrics"]["accuracy"]
