@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qtool import host, memory
+from qtool import contention, host, memory
 from qtool.core import Recipe
 from qtool.recipes import EXTRAS
 
@@ -156,7 +156,7 @@ def report(recipes: Sequence[Recipe] = (), hub_timeout_s: float = 3.0) -> str:
         concerned = f" [{', '.join(meaning['recipes'])}]" if meaning["recipes"] else ""
         lines.append(f"  {meaning['trait']}: {answer} -> {meaning['sentence']}{concerned}")
     lines += [f"  {sentence}" for sentence in found["unmet"]]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _meaning(trait: Trait, family: str, flags: frozenset[str], recipes: Sequence[Recipe]) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _warnings(versions: dict[str, str], gpus: list[dict[str, Any]]) -> list[str]
         found.append(f"torch {versions['torch']} is a CPU build: it does not use the GPU")
     if not gpus and os.path.exists("/proc/driver/nvidia/version") and host.installed("pynvml") is None:
         found.append("an NVIDIA driver is loaded but cannot be asked: pip install 'qtool[cuda]'")
-    load, cores = host.snapshot().load_1min, host.physical_cores()
+    load, cores = contention.snapshot().load_1min, host.physical_cores()
     if load is not None and load > 0.5 * cores:
         found.append(f"the load is {load:.1f} on {cores} cores: latencies measured now will be flagged")
     if reason := memory.reset_peak():

@@ -23,6 +23,11 @@ MARGIN = 0.02
 stays inside that while fewer than 8 % of the predictions change; a smaller margin could not be shown."""
 
 
+TIE_RATIO = 1.10
+"""Two latencies or peaks are tied when the whole interval of their ratio lies within 10 %: what a user would
+call the same. A wider interval has shown neither a difference nor a likeness, and blocks dominance."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One recipe at one device and batch size: p50 and peak memory by round, and bytes on disk."""
@@ -34,7 +39,7 @@ class Candidate:
 
 
 def by_rounds(mine: Mapping[int, float], other: Mapping[int, float]) -> Evidence:
-    """Lower is better: the t interval on the log ratios of shared rounds leaves out 1, or it is a tie.
+    """Lower is better: the t interval on the log ratios of shared rounds leaves out 1, or lies near it (a tie).
 
     One shared round has no interval, so there the two values are compared as they are; no shared round, or a
     value that is not positive, leaves it unresolved.
@@ -45,9 +50,13 @@ def by_rounds(mine: Mapping[int, float], other: Mapping[int, float]) -> Evidence
     if len(shared) == 1:
         return by_value(mine[shared[0]], other[shared[0]])
     ratio = t_ratio([mine[r] for r in shared], [other[r] for r in shared])
-    if ratio.high is not None and ratio.high < 1:
+    if ratio.low is None or ratio.high is None:
+        return "unresolved"
+    if ratio.high < 1:
         return "better"
-    return "worse" if ratio.low is not None and ratio.low > 1 else "tie"
+    if ratio.low > 1:
+        return "worse"
+    return "tie" if ratio.low > 1 / TIE_RATIO and ratio.high < TIE_RATIO else "unresolved"
 
 
 def by_value(mine: float | None, other: float | None) -> Evidence:

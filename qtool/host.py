@@ -16,9 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from qtool.contention import Snapshot as Snapshot
-from qtool.contention import between as between
-from qtool.contention import snapshot as snapshot
 from qtool.procfs import ROOT, cgroup, text, usable_cpus
 
 FLAGS = {

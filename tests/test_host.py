@@ -280,7 +280,7 @@ def test_an_endpoint_without_a_scheme_is_refused_by_name(online: pytest.MonkeyPa
     assert "HF_ENDPOINT is 'localhost:8080'" in host.hub_status()[1]
 
 
-def counters(at_s: float, own_s: float, busy_s: Sequence[float], **more: Any) -> host.Snapshot:
+def counters(at_s: float, own_s: float, busy_s: Sequence[float], **more: Any) -> contention.Snapshot:
     values: dict[str, Any] = {
         "at_s": at_s,
         "own_cpu_s": own_s,
@@ -292,7 +292,7 @@ def counters(at_s: float, own_s: float, busy_s: Sequence[float], **more: Any) ->
         "oom_kills": 0,
         "load_1min": 1.0,
     }
-    return host.Snapshot(**(values | more))
+    return contention.Snapshot(**(values | more))
 
 
 @pytest.mark.parametrize(
@@ -308,19 +308,19 @@ def counters(at_s: float, own_s: float, busy_s: Sequence[float], **more: Any) ->
 def test_foreign_load_is_what_was_busy_and_not_ours(
     own_s: float, busy_s: list[float], ratio: float, contended: bool
 ) -> None:
-    found = host.between(counters(0, 0, [0, 0]), counters(10, own_s, busy_s))
+    found = contention.between(counters(0, 0, [0, 0]), counters(10, own_s, busy_s))
     assert found["foreign_cpu_ratio"] == pytest.approx(ratio)
     assert found["contended"] is contended
     assert (found["reason"] is not None) is contended
 
 
 def test_load_on_cpus_this_process_may_not_use_is_not_contention() -> None:
-    found = host.between(counters(0, 0, [0, 0, 0, 0]), counters(10, 8, [4, 4, 10, 10]))
+    found = contention.between(counters(0, 0, [0, 0, 0, 0]), counters(10, 8, [4, 4, 10, 10]))
     assert found["foreign_cpu_ratio"] == pytest.approx(0.0)
 
 
 def test_ticks_of_a_short_window_are_not_contention() -> None:
-    found = host.between(counters(0, 0, [0, 0]), counters(0.1, 0.1, [0.07, 0.07]))
+    found = contention.between(counters(0, 0, [0, 0]), counters(0.1, 0.1, [0.07, 0.07]))
     assert found["foreign_cpu_ratio"] == pytest.approx(0.2)
     assert found["contended"] is False
 
@@ -334,7 +334,7 @@ def test_steal_throttling_switches_and_oom_kills_are_differences() -> None:
         involuntary_switches=150,
         oom_kills=4,
     )
-    found = host.between(before, after)
+    found = contention.between(before, after)
     assert found["steal_ratio"] == pytest.approx(0.04)
     assert found["throttled_ratio"] == pytest.approx(0.05)
     assert found["involuntary_switches_per_s"] == pytest.approx(5.0)
@@ -345,11 +345,17 @@ def test_steal_throttling_switches_and_oom_kills_are_differences() -> None:
 
 
 def test_without_proc_nothing_is_claimed(tmp_path: Path) -> None:
-    before = host.snapshot(tmp_path)
-    found = host.between(before, host.snapshot(tmp_path))
+    before = contention.snapshot(tmp_path)
+    found = contention.between(before, contention.snapshot(tmp_path))
     assert found["foreign_cpu_ratio"] is None
     assert found["steal_ratio"] is None
     assert found["contended"] is False
+    assert "cannot be seen" in found["reason"]
+
+
+def test_a_proc_stat_that_never_moves_is_no_evidence_of_quiet() -> None:
+    found = contention.between(counters(0, 0, [0, 0]), counters(10, 9.5, [0, 0]))
+    assert found["foreign_cpu_ratio"] is None
     assert "cannot be seen" in found["reason"]
 
 
@@ -379,17 +385,17 @@ SPIN = "import time\nwhile time.process_time() < {cpu_s}: pass\nprint('done', fl
 
 @linux_only
 def test_a_living_childs_cpu_time_is_our_own() -> None:
-    before = host.snapshot()
+    before = contention.snapshot()
     child = subprocess.Popen(
         [sys.executable, "-c", SPIN.format(cpu_s=0.5)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert child.stdout is not None
     child.stdout.readline()
-    living = host.snapshot()
+    living = contention.snapshot()
     child.communicate(b"\n")
-    reaped = host.snapshot()
-    assert 0.45 <= host.between(before, living)["own_cpu_s"] <= 0.8
-    assert host.between(living, reaped)["own_cpu_s"] >= 0.0
+    reaped = contention.snapshot()
+    assert 0.45 <= contention.between(before, living)["own_cpu_s"] <= 0.8
+    assert contention.between(living, reaped)["own_cpu_s"] >= 0.0
 
 
 @linux_only
@@ -400,9 +406,9 @@ def test_another_process_on_one_core_is_flagged() -> None:
     )
     started = subprocess.run(["sh", "-c", spinner], stdout=subprocess.PIPE, text=True, check=True)
     try:
-        before = host.snapshot()
+        before = contention.snapshot()
         time.sleep(1.0)
-        found = host.between(before, host.snapshot())
+        found = contention.between(before, contention.snapshot())
     finally:
         os.kill(int(started.stdout), signal.SIGKILL)
     assert found["contended"] is True

@@ -2,35 +2,63 @@
 
 from __future__ import annotations
 
-import functools
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from qtool import cli, core, isolate, prepare, timing, worker
+from qtool import cli, core, isolate, prepare, worker
 from qtool.core import QtoolError, Unavailable
+from qtool.report import plots
 from tests.conftest import lines_of, need
 
-BASE = ("--task", "text", "--text", "text", "--label", "label", "--rounds", "2")
+BASE = ("--task", "text", "--text", "text", "--label", "label", "--rounds", "2", "--threads", "1")
 FILES = {"run.json", "results.jsonl", "summary.json", "report.md", "frontier.svg", "frontier.png", "predictions"}
+
+
+def make_quick(patch, checkpoint, table, folder):
+    """A function (flags) -> (exit code, run folder) that sweeps the tiny model with few calls, in this process."""
+    need("evaluate", "sklearn", "accelerate")
+    patch.setattr(worker, "CALLS", 6)
+    patch.setattr(worker, "MIN_TIME_S", 0.0)
+    patch.setattr(worker, "E2E_CALLS", 6)
+    patch.setattr(worker, "WARM_UP_MAX_S", 0.05)
+    patch.setattr(isolate, "run", run_here)
+
+    def sweep(*flags: str, out: str = "run", base: tuple[str, ...] = BASE) -> tuple[int, Path]:
+        arguments = ["sweep", str(checkpoint), "--out", str(folder / out), "--data", str(table), *base, *flags]
+        return cli.run(arguments), folder / out
+
+    return sweep
 
 
 @pytest.fixture
 def quick(monkeypatch, checkpoint, table, tmp_path):
-    """Run the verb `sweep` on the tiny model with few calls; gives back a function (flags) -> (exit code, run)."""
-    need("evaluate", "sklearn", "accelerate")
-    monkeypatch.setattr(worker, "CALLS", 6)
-    monkeypatch.setattr(worker, "MIN_TIME_S", 0.0)
-    monkeypatch.setattr(timing, "warm_up", functools.partial(timing.warm_up, min_time_s=0.0, max_time_s=0.2))
-    monkeypatch.setattr(isolate, "run", run_here)
+    monkeypatch.setattr(plots, "draw", lambda summary, run_dir: None)  # two seconds a run, and drawn in `swept`
+    return make_quick(monkeypatch, checkpoint, table, tmp_path)
 
-    def sweep(*flags: str, out: str = "run", base: tuple[str, ...] = BASE) -> tuple[int, object]:
-        arguments = ["sweep", str(checkpoint), "--out", str(tmp_path / out), "--data", str(table), *base, *flags]
-        return cli.run(arguments), tmp_path / out
 
-    return sweep
+@pytest.fixture(scope="module")
+def swept(checkpoint, table, tmp_path_factory):
+    """One finished run of three recipes at two batch sizes, to look at: (exit code, run folder)."""
+    folder = tmp_path_factory.mktemp("swept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QTOOL_CACHE", str(tmp_path_factory.getbasetemp() / "qtool-cache"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        sweep = make_quick(patch, checkpoint, table, folder)
+        flags = ("--recipe", "bf16", "--recipe", "int8-dynamic", "--batch-size", "1", "--batch-size", "4", "--limit", "20")
+        return sweep(*flags)
+
+
+@pytest.fixture
+def cut(swept, tmp_path, quick):
+    """A copy of the finished run to break, and the function that resumes it."""
+    run = Path(shutil.copytree(swept[1], tmp_path / "run"))
+    flags = ("--recipe", "bf16", "--recipe", "int8-dynamic", "--batch-size", "1", "--batch-size", "4", "--limit", "20", "--resume")
+    return run, lambda *more: quick(*flags, *more)[0]
 
 
 def run_here(stage, spec, **how):
@@ -54,19 +82,18 @@ def row_of(run, recipe, batch_size=1):
     return next(r for r in summary_of(run)["rows"] if (r["recipe"], r["batch_size"]) == (recipe, batch_size))
 
 
-def test_a_sweep_leaves_the_whole_run_folder_and_exit_code_0(quick):
-    code, run = quick("--recipe", "int8-dynamic")
+def test_a_sweep_leaves_the_whole_run_folder_and_exit_code_0(swept):
+    code, run = swept
     assert code == 0
     assert FILES <= {path.name for path in run.iterdir()}
     summary = summary_of(run)
     assert (summary["schema"], summary["task"], summary["metric"], summary["baseline"]) == (1, "text", "accuracy", "fp32")
-    assert [(row["recipe"], row["status"]) for row in summary["rows"]] == [("fp32", "ok"), ("int8-dynamic", "ok")]
-    assert summary["frontier"][0]["recommended"] in ("fp32", "int8-dynamic")
+    assert {(row["recipe"], row["status"]) for row in summary["rows"]} == {("fp32", "ok"), ("bf16", "ok"), ("int8-dynamic", "ok")}
+    assert summary["frontier"][0]["recommended"] in ("fp32", "bf16", "int8-dynamic")
 
 
-def test_an_ok_row_carries_every_metric_and_a_missing_value_says_why(quick):
-    _, run = quick("--recipe", "fp32")
-    metrics = row_of(run, "fp32")["metrics"]
+def test_an_ok_row_carries_every_metric_and_a_missing_value_says_why(swept):
+    metrics = row_of(swept[1], "fp32")["metrics"]
     assert set(metrics) == set(core.METRICS) - (set(core.SCORES) - {"accuracy"})
     for name, cell in metrics.items():
         assert {"value", "low", "high"} <= set(cell), name
@@ -77,28 +104,27 @@ def test_an_ok_row_carries_every_metric_and_a_missing_value_says_why(quick):
     assert metrics["disk_bytes"]["value"] == metrics["disk_bytes"]["low"] > 0
 
 
-def test_the_accuracy_is_what_a_plain_loop_over_the_model_gives(quick, checkpoint, table):
+def test_the_accuracy_is_what_a_plain_loop_over_the_model_gives(swept, checkpoint, table):
     import csv
 
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    _, run = quick("--recipe", "fp32")
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    right = 0
     with table.open() as file:
         rows = list(csv.DictReader(file))
-    for row in rows:
+    scored = np.load(swept[1] / "predictions" / "fp32-cpu.npz")["ids"].tolist()
+    right = 0
+    for row in scored:
         with torch.no_grad():
-            logits = model(**tokenizer(row["text"], return_tensors="pt")).logits
-        right += model.config.id2label[int(logits.argmax())] == row["label"]
-    assert row_of(run, "fp32")["metrics"]["accuracy"]["value"] == right / len(rows)
+            logits = model(**tokenizer(rows[row]["text"], return_tensors="pt")).logits
+        right += model.config.id2label[int(logits.argmax())] == rows[row]["label"]
+    assert row_of(swept[1], "fp32")["metrics"]["accuracy"]["value"] == right / len(scored)
 
 
-def test_predictions_stand_in_file_order_with_the_same_rows_for_every_recipe(quick):
-    _, run = quick("--recipe", "bf16", "--limit", "20")
-    a, b = (np.load(run / "predictions" / f"{name}-cpu.npz") for name in ("fp32", "bf16"))
+def test_predictions_stand_in_file_order_with_the_same_rows_for_every_recipe(swept):
+    a, b = (np.load(swept[1] / "predictions" / f"{name}-cpu.npz") for name in ("fp32", "bf16"))
     assert a["ids"].tolist() == sorted(a["ids"].tolist())
     assert len(a["ids"]) == 20
     assert a["ids"].tolist() == b["ids"].tolist()
@@ -106,11 +132,26 @@ def test_predictions_stand_in_file_order_with_the_same_rows_for_every_recipe(qui
     assert a["labels"].tolist() == (a["ids"] % 2).tolist()  # the table alternates its labels
 
 
-def test_the_audit_proves_the_precision(quick):
-    _, run = quick("--recipe", "bf16", "--recipe", "int8-dynamic")
-    assert row_of(run, "bf16")["audit"]["linear_elements_by_dtype"].keys() == {"bfloat16"}
+def test_the_audit_proves_the_precision(swept):
+    assert row_of(swept[1], "bf16")["audit"]["linear_elements_by_dtype"].keys() == {"bfloat16"}
     # 2 layers of 6 linear layers, the pooler and the classifier
-    assert row_of(run, "int8-dynamic")["audit"]["changed_modules"] == {"DynamicQuantizedLinear": 14}
+    assert row_of(swept[1], "int8-dynamic")["audit"]["changed_modules"] == {"DynamicQuantizedLinear": 14}
+
+
+def test_each_batch_size_is_a_row_with_a_frontier_of_its_own(swept):
+    run = swept[1]
+    assert [(f["device"], f["batch_size"]) for f in summary_of(run)["frontier"]] == [("cpu", 1), ("cpu", 4)]
+    lines = [line for line in lines_of(run) if (line["stage"], line["recipe"], line["batch_size"]) == ("measure", "fp32", 4)]
+    assert len(lines) == 2  # one a round
+    # 20 texts make 5 full batches of 4, and a pass is repeated until 6 calls are reached
+    assert [len(line["samples"]["latency_s"]) for line in lines] == [10, 10]
+
+
+def test_every_stage_of_a_shared_artifact_runs_once(swept):
+    stages = [(line["recipe"], line["stage"]) for line in lines_of(swept[1])]
+    for recipe in ("fp32", "bf16", "int8-dynamic"):
+        assert stages.count((recipe, "build")) == stages.count((recipe, "score")) == 1
+        assert stages.count((recipe, "measure")) == 4
 
 
 def test_an_artifact_that_is_not_what_its_recipe_says_fails_and_the_sweep_goes_on(quick, tmp_path):
@@ -143,14 +184,6 @@ def test_a_table_without_calibration_rows_skips_static_recipes(quick):
     assert row_of(run, "openvino-int8")["next_step"] == "give --calibration PATH"
 
 
-def test_each_batch_size_is_a_row_with_a_frontier_of_its_own(quick):
-    _, run = quick("--recipe", "fp32", "--batch-size", "1", "--batch-size", "4")
-    assert [(f["device"], f["batch_size"]) for f in summary_of(run)["frontier"]] == [("cpu", 1), ("cpu", 4)]
-    four = row_of(run, "fp32", 4)["metrics"]
-    latency = [s for line in lines_of(run) if line["stage"] == "measure" and line["batch_size"] == 4 for s in line["samples"]["latency_s"]]
-    assert four["throughput_per_s"]["value"] == pytest.approx(4 * len(latency) / sum(latency), rel=0.5)
-
-
 def test_without_scoring_there_is_no_score_and_no_task(quick):
     code, run = quick("--recipe", "bf16", "--no-score", base=("--text", "text", "--rounds", "1"))
     assert code == 0
@@ -168,26 +201,23 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(quick, capsys, monkeypatch
     assert "estimate about" in printed
 
 
-def test_resuming_a_whole_run_repeats_nothing(quick):
-    quick("--recipe", "bf16")
-    _, run = quick("--recipe", "bf16", "--resume")
+def test_resuming_a_whole_run_repeats_nothing(cut):
+    run, resume = cut
     before = (run / "results.jsonl").read_bytes()
-    code, _ = quick("--recipe", "bf16", "--resume")
-    assert code == 0
+    assert resume() == 0
     assert (run / "results.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("kept", [0, 2, 5, 7])
-def test_a_cut_run_is_finished_and_its_whole_lines_stay(quick, kept):
-    _, run = quick("--recipe", "bf16")
+@pytest.mark.parametrize("kept", [0, 5, 11])
+def test_a_cut_run_is_finished_and_its_whole_lines_stay(cut, kept):
+    run, resume = cut
     whole = lines_of(run)
     text = (run / "results.jsonl").read_text().splitlines(keepends=True)
     (run / "results.jsonl").write_text("".join(text[:kept]) + text[kept][:40])
     predictions = {path.name: np.load(path)["logits"] for path in (run / "predictions").iterdir()}
-    code, _ = quick("--recipe", "bf16", "--resume")
-    assert code == 0
+    assert resume() == 0
     assert (run / "results.jsonl").read_text().startswith("".join(text[:kept]))
-    key = lambda line: (line["recipe"], line["stage"], line["round"] or 0, line["status"])  # noqa: E731
+    key = lambda line: (line["recipe"], line["stage"], line["batch_size"] or 0, line["round"] or 0, line["status"])  # noqa: E731
     assert sorted(map(key, lines_of(run))) == sorted(map(key, whole))
     for name, logits in predictions.items():
         assert np.array_equal(np.load(run / "predictions" / name)["logits"], logits)
@@ -213,28 +243,28 @@ def test_a_failed_measurement_is_repeated_by_resume(quick, monkeypatch):
     ("flags", "says"),
     [
         (("--rounds", "3"), "argument rounds was 2, now 3"),
-        (("--limit", "10"), "argument limit was None, now 10"),
-        (("--batch-size", "2"), "argument batch_sizes was [1], now [2]"),
+        (("--limit", "10"), "argument limit was 20, now 10"),
+        (("--batch-size", "2"), "argument batch_sizes was [1, 4], now [1, 4, 2]"),
         (("--recipe", "fp32"), "argument patterns was"),
     ],
 )
-def test_resume_refuses_a_changed_argument(quick, flags, says):
-    quick("--recipe", "bf16")
+def test_resume_refuses_a_changed_argument(cut, flags, says):
+    _, resume = cut
     with pytest.raises(QtoolError) as caught:
-        quick("--recipe", "bf16", "--resume", *flags)
+        resume(*flags)
     assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(("what", "key"), [("host", "cpu_model"), ("versions", "torch"), ("data", "data_hash"), ("model_info", "content")])
-def test_resume_refuses_another_host_library_or_content(quick, what, key):
-    _, run = quick("--recipe", "bf16")
+def test_resume_refuses_another_host_library_or_content(cut, what, key):
+    run, resume = cut
     record = json.loads((run / "run.json").read_text())
     record[what][key] = "something else"
     if what == "host":
         record["host"]["hash"] = "0"
     (run / "run.json").write_text(json.dumps(record))
     with pytest.raises(QtoolError, match=key):
-        quick("--recipe", "bf16", "--resume")
+        resume()
 
 
 def test_an_interrupted_sweep_keeps_what_finished_and_exits_130(quick, monkeypatch):
@@ -250,15 +280,14 @@ def test_an_interrupted_sweep_keeps_what_finished_and_exits_130(quick, monkeypat
     assert {line["stage"] for line in lines_of(run)} >= {"build", "score"}
 
 
-def test_a_damaged_artifact_in_the_cache_is_built_again(quick):
-    quick("--recipe", "bf16")
-    artifact = next(line["values"]["artifact"] for line in lines_of(quick("--recipe", "bf16", out="b")[1]) if line["recipe"] == "bf16" and line["stage"] == "build")
+def test_a_damaged_artifact_in_the_cache_is_built_again(cut, quick):
+    run, _ = cut
+    artifact = next(line["values"]["artifact"] for line in lines_of(run) if (line["recipe"], line["stage"]) == ("bf16", "build"))
     path = core.cache_dir() / "artifacts" / artifact / "model" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8)
-    _, run = quick("--recipe", "bf16", out="c")
-    build = next(line for line in lines_of(run) if line["recipe"] == "bf16" and line["stage"] == "build")
-    assert build["values"]["cached"] is False
-    assert row_of(run, "bf16")["status"] == "ok"
+    code, again = quick("--recipe", "bf16", out="again")
+    build = next(line for line in lines_of(again) if (line["recipe"], line["stage"]) == ("bf16", "build"))
+    assert (code, build["values"]["cached"]) == (0, False)
 
 
 def test_a_fixed_length_pads_and_cuts_every_timed_text(quick):
@@ -303,16 +332,16 @@ def test_the_score_does_not_depend_on_the_batch_size(checkpoint, table, tmp_path
     assert np.allclose(worker.evaluate(loaded, rows, meta, size), one_by_one, atol=1e-5)
 
 
-def test_a_permuted_checkpoint_scores_the_same(quick, checkpoint, table, tmp_path):
+def test_a_permuted_checkpoint_scores_the_same(swept, quick, checkpoint, table, tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    _, run = quick("--recipe", "fp32")
+    run = swept[1]
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint)
     model.classifier.weight.data = model.classifier.weight.data.flip(0)
     model.classifier.bias.data = model.classifier.bias.data.flip(0)
     model.config.id2label, model.config.label2id = {0: "POSITIVE", 1: "NEGATIVE"}, {"POSITIVE": 0, "NEGATIVE": 1}
     model.save_pretrained(tmp_path / "permuted")
     AutoTokenizer.from_pretrained(checkpoint).save_pretrained(tmp_path / "permuted")
-    arguments = ["sweep", str(tmp_path / "permuted"), "--out", str(tmp_path / "p"), "--data", str(table), *BASE, "--recipe", "fp32"]
+    arguments = ["sweep", str(tmp_path / "permuted"), "--out", str(tmp_path / "p"), "--data", str(table), *BASE, "--recipe", "fp32", "--limit", "20"]
     assert cli.run(arguments) == 0
     assert row_of(tmp_path / "p", "fp32")["metrics"]["accuracy"] == row_of(run, "fp32")["metrics"]["accuracy"]

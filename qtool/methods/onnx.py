@@ -111,7 +111,7 @@ def _export(module: Any, names: list[str], path: Path) -> None:
 
 
 def _tidy(path: Path) -> None:
-    """Merge equal weights; drop the exporter's notes: stack traces with this machine's paths, 0.7 MB on MiniLM.
+    """Merge equal weights; drop the exporter's notes: stack traces with local paths, 0.7 MB on MiniLM.
 
     Raises RuntimeError when the export fixed the size of an input.
     """

@@ -1,0 +1,175 @@
+"""What the benchmarks share: a prepared model, fresh children of qtool and of peers, ratios and verdicts.
+
+Knows the public stages of `qtool.worker` through `qtool.isolate`, as a sweep does, and nothing of any peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from qtool import host, isolate, prepare, recipes, worker
+from qtool.core import Batch
+
+T = TypeVar("T")
+CHILD_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A checked model and its tokenised texts, as the probe left them in `data`. Children log into `logs`."""
+
+    model_dir: Path
+    data: Path
+    logs: Path
+    threads: int
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return json.loads((self.data / "meta.json").read_text())
+
+    def build(self, recipe: str) -> Path:
+        """The folder of a newly built artifact. Raises SystemExit with the child's error."""
+        artifact = self.logs / recipe
+        self.child("build", recipe, out=str(artifact))
+        return artifact
+
+    def measure(self, recipe: str) -> list[float]:
+        """Seconds of every timed call at batch size 1, from a measuring child of its own as in a sweep."""
+        answer = self.child("measure", recipe, artifact=str(self.logs / recipe), batch_size=1)
+        if answer["values"]["contended"]:
+            print(f"note: {recipe} shared its cores while it was timed", flush=True)
+        return answer["samples"]["latency_s"]
+
+    def child(self, stage: str, recipe: str, **spec: Any) -> dict[str, Any]:
+        """What one worker stage answers. Raises SystemExit with the child's error."""
+        whole = {
+            "recipe": recipes.find(recipe)[0].model_dump(),
+            "model_dir": str(self.model_dir),
+            "data": str(self.data),
+            "device": "cpu",
+            "threads": self.threads,
+            **spec,
+        }
+        return _run(stage, whole, self.logs, self.threads, offline=True)
+
+    def batches(self) -> list[Batch]:
+        """The batches of one text that a measuring child times, in its order: int64 arrays (1, tokens)."""
+        rows, _ = prepare.load_ragged(self.data / "inputs.npz")
+        return worker.timed_batches(rows, self.meta, 1)
+
+    def save_batches(self) -> Path:
+        """Those batches for a process without qtool: an .npz with an entry NAME.INDEX for each input."""
+        import numpy as np
+
+        path = self.logs / "batches.npz"
+        batches = enumerate(self.batches())
+        np.savez(path, **{f"{name}.{i}": array for i, batch in batches for name, array in batch.items()})
+        return path
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 for argparse, which turns the ValueError into its own message."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is out of range, expected 1 or more")
+    return number
+
+
+def parser(docstring: str | None, *, rounds: int = 5) -> argparse.ArgumentParser:
+    """MODEL and the flags of every benchmark that times a model."""
+    made = argparse.ArgumentParser(
+        description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = made.add_argument
+    add("model", metavar="MODEL", nargs="?", default="demo", help="a folder, a hub id or demo (default)")
+    add("--data", metavar="DIR", help="SST-2 in GLUE's TSV form; default the demo's texts")
+    add("--limit", metavar="N", type=positive, help="use only N texts")
+    add("--threads", metavar="N", type=positive, default=host.physical_cores(), help="default the cores")
+    add("--rounds", metavar="N", type=positive, default=rounds, help=f"default {rounds}")
+    return made
+
+
+def prepare_model(
+    options: argparse.Namespace,
+    scratch: Path,
+    *,
+    seq_len: int | None = None,
+    calibration_rows: int = 0,
+    score: bool = False,
+) -> Bench:
+    """Let a probe child check the model and tokenise the texts. Raises SystemExit with the child's error."""
+    data = scratch / "data"
+    spec = {
+        **dict.fromkeys(("revision", "text", "text_pair", "label", "metric", "split", "calibration")),
+        "model": options.model,
+        "data": options.data,
+        "task": "sst2" if options.data else "demo",
+        "limit": options.limit,
+        "seq_len": seq_len,
+        "score": score,
+        "seed": 0,
+        "calibration_rows": calibration_rows,
+        "data_out": str(data),
+    }
+    probed = _run("probe", spec, scratch, options.threads, offline=False)
+    print(f"{options.model}: {probed['data']['rows']} texts, {options.threads} threads", flush=True)
+    return Bench(Path(probed["model"]["folder"]), data, scratch, options.threads)
+
+
+def _run(stage: str, spec: dict[str, Any], logs: Path, threads: int, *, offline: bool) -> dict[str, Any]:
+    log = logs / f"{stage}.log"
+    outcome = isolate.run(stage, spec, log=log, timeout_s=CHILD_TIMEOUT_S, threads=threads, offline=offline)
+    if outcome.status != "ok":
+        raise SystemExit(f"{stage}: {outcome.status}: {outcome.error}")
+    return outcome.values
+
+
+def run_script(script: str, *arguments: object, threads: int, python: Path | str = sys.executable) -> Any:
+    """Run a program in a fresh process and read the JSON on the last line that it prints.
+
+    Raises SystemExit with the end of its output where it fails.
+    """
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    env |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    done = subprocess.run(
+        [python, "-c", script, *map(str, arguments)], capture_output=True, text=True, env=env, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"the peer's process ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def alternate(rounds: int, peers: dict[str, Callable[[], T]]) -> dict[str, list[T]]:
+    """One run of each peer a round, every second round backwards so that none always goes first."""
+    found: dict[str, list[T]] = {name: [] for name in peers}
+    for number in range(rounds):
+        for name in list(peers) if number % 2 == 0 else reversed(peers):
+            found[name].append(peers[name]())
+    return found
+
+
+def ratios(ours: Sequence[float], peers: Sequence[float]) -> list[float]:
+    """Ours over the peer's, round by round."""
+    return [mine / theirs for mine, theirs in zip(ours, peers, strict=True)]
+
+
+def verdict(
+    what: str, found: Sequence[float], *, least: float | None = None, most: float | None = None
+) -> str:
+    """One line: the median of the rounds, their lowest and highest, and whether a target is met, if any."""
+    middle = statistics.median(found)
+    line = f"{what}: {middle:.3f} (rounds {min(found):.3f} to {max(found):.3f})"
+    bounds = [f"at least {least:g}"] if least is not None else []
+    bounds += [f"at most {most:g}"] if most is not None else []
+    if not bounds:
+        return line
+    met = (least is None or middle >= least) and (most is None or middle <= most)
+    return f"{line}, target {' and '.join(bounds)}: {'met' if met else 'missed'}"

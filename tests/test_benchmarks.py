@@ -1,0 +1,144 @@
+"""The benchmarks' own logic; their figures are the business of whoever runs them on a quiet machine."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+# common.py is no command, and training the demo has no peer and no target
+SCRIPTS = sorted(set(BENCHMARKS.glob("*.py")) - {BENCHMARKS / "common.py", BENCHMARKS / "train_demo.py"})
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Import a benchmark as its command line does: with its own folder first on the path."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def run(path: Path, *arguments: object, timeout_s: float = 60) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(path), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_benchmark_explains_itself_when_asked_for_help(path):
+    done = run(path, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage:")
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_benchmark_says_its_command_and_its_target(path):
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert f"python benchmarks/{path.name}" in docstring
+    assert "Target" in docstring
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_every_benchmark_stands_in_the_table_of_benchmarks(path):
+    assert f"benchmarks/{path.name}" in (BENCHMARKS / "README.md").read_text()
+
+
+def test_a_verdict_is_met_by_the_median_and_not_by_the_best_round(script):
+    verdict = script("common").verdict
+    line = verdict("x", [2.0, 2.9, 9.0], least=3.0)
+    assert line == "x: 2.900 (rounds 2.000 to 9.000), target at least 3: missed"
+    assert verdict("x", [3.0], least=3.0).endswith(": met")
+    line = verdict("x", [1.06, 1.02, 1.04], least=0.95, most=1.05)
+    assert line.endswith("target at least 0.95 and at most 1.05: met")
+    assert verdict("x", [1.06], least=0.95, most=1.05).endswith(": missed")
+    assert verdict("x", [1.5]) == "x: 1.500 (rounds 1.500 to 1.500)"
+
+
+def test_no_peer_goes_first_in_every_round(script):
+    ran: list[str] = []
+    peers = {name: lambda name=name: ran.append(name) or len(ran) for name in "ab"}
+    assert script("common").alternate(3, peers) == {"a": [1, 4, 5], "b": [2, 3, 6]}
+    assert ran == ["a", "b", "b", "a", "a", "b"]
+
+
+def test_a_peer_that_fails_ends_the_benchmark_with_its_words(script):
+    with pytest.raises(SystemExit, match="no such thing"):
+        script("common").run_script("raise SystemExit('no such thing')", threads=1)
+
+
+def test_benchmark_apps_median_is_read_in_seconds_whatever_its_unit(script):
+    read_median = script("latency_against_other_clocks").read_median
+    lines = "[ INFO ] Latency:\n[ INFO ]    Median:        {}\n[ INFO ]    Average:       9.99 ms\n"
+    assert read_median(lines.format("5.23 ms")) == pytest.approx(0.00523)
+    assert read_median(lines.format("812.50 us")) == pytest.approx(0.0008125)
+    assert read_median("[ ERROR ] the model is dynamic") is None
+
+
+def row(
+    recipe: str, status: str = "ok", cause: str | None = None, device: str = "cuda", **figures: object
+) -> dict:
+    values = {"peak_vram_bytes": 5e8, "gpu_utilization_ratio": 0.4, "energy_j": 0.2} | figures
+    metrics = {name: {"value": value, "reason": "NVML is silent"} for name, value in values.items()}
+    return {"recipe": recipe, "device": device, "status": status, "cause": cause, "metrics": metrics}
+
+
+def test_a_gpu_run_with_every_figure_has_no_problem(script):
+    assert script("gpu_check").problems([row("fp32"), row("bf16")], ["fp32", "bf16"]) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        (row("bf16", "failed", "it crashed"), "bf16: failed: it crashed"),
+        (row("bf16", "skipped", "needs bitsandbytes"), "bf16: skipped: needs bitsandbytes"),
+        (row("bf16", device="cpu"), "bf16: no row on cuda"),
+        (row("bf16", energy_j=None), "bf16: no energy_j: NVML is silent"),
+        (row("bf16", gpu_utilization_ratio=0.0), "bf16: gpu_utilization_ratio is 0.0, expected more than 0"),
+    ],
+)
+def test_a_gpu_run_that_lacks_something_is_told_apart(script, found, problem):
+    assert script("gpu_check").problems([found], ["bf16"]) == [problem]
+
+
+def test_a_recipe_that_the_gpu_is_too_old_for_is_no_problem(script):
+    too_old = row("fp8", "skipped", "needs CUDA capability 8.9, found 8.0: use a newer GPU")
+    assert script("gpu_check").problems([too_old], ["fp8"]) == []
+
+
+def test_without_a_gpu_the_gpu_check_says_that_it_did_not_run():
+    done = run(BENCHMARKS / "gpu_check.py")
+    if "GPU:" in done.stdout:
+        pytest.skip("this machine has a GPU that cannot be hidden")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "not run on a GPU"
+
+
+@pytest.mark.slow
+def test_the_stand_in_for_the_demo_takes_every_text_of_its_table(script, tmp_path):
+    pytest.importorskip("transformers")
+    script("gpu_check").write_random(tmp_path / "model")
+    from qtool import demo, models
+
+    checked = models.check(tmp_path / "model", None)
+    words = set(demo.EVAL_TABLE.read_text("utf-8").lower().split())
+    assert checked.id2label == {0: "negative", 1: "positive"}
+    assert checked.vocabulary == len(words) + 5
+
+
+@pytest.mark.slow
+def test_memory_of_a_known_amount_is_read_within_three_per_cent():
+    done = run(BENCHMARKS / "memory_known_amount.py", 128)
+    if "does not tell the peak" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith("target at most 0.03: met")
