@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
@@ -77,7 +77,7 @@ def main() -> None:
     weights = train(train_rows)
     on_eval = score_ranks(weights, eval_rows)
 
-    save_file(low_rank(weights, rank), demo.DELTA)
+    demo.DELTA.write_bytes(save(low_rank(weights, rank)))
     calibration = balanced(train_rows, CALIBRATION_ROWS, SEED + 1)
     write_table(demo.EVAL_TABLE, eval_rows)
     write_table(demo.CALIBRATION_TABLE, calibration)

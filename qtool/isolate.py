@@ -83,7 +83,9 @@ def run(
         )
     if answer:
         message = json.loads(answer)
-        return Outcome(message["status"], message.get("values", {}), message.get("error"), message.get("next_step"))
+        return Outcome(
+            message["status"], message.get("values", {}), message.get("error"), message.get("next_step")
+        )
     return _died(child.returncode, oom_kills() - oom_before, log)
 
 

@@ -71,4 +71,3 @@ def _paragraph(recipe: Recipe) -> str:
             f"  here     {here}",
         ]
     )
-

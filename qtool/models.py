@@ -15,7 +15,14 @@ from qtool import demo, host
 from qtool.aliases import ALIASES, Alias
 from qtool.core import QtoolError, Unavailable, cache_dir, content_hash, did_you_mean, file_hash
 
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "spm.model",
+)
 TOKENIZER_EXTRAS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 # Everything a classifier needs and nothing that is executed: no .bin pickles, no .py files.
 HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
@@ -47,12 +54,18 @@ def resolve(name: str, revision: str | None) -> tuple[Path, str | None]:
     if name not in ALIASES:
         if Path(name).is_dir():
             if revision is not None:
-                raise QtoolError(f"--revision is for hub ids; {name} is a local folder. Leave --revision out.")
+                raise QtoolError(
+                    f"--revision is for hub ids; {name} is a local folder. Leave --revision out."
+                )
             return Path(name).resolve(), None
         if name.startswith((".", "/", "~")) or Path(name).exists() or name.count("/") > 1:
-            raise QtoolError(f"{name} is not a model folder. Give a folder with config.json, a hub id or an alias.")
+            raise QtoolError(
+                f"{name} is not a model folder. Give a folder with config.json, a hub id or an alias."
+            )
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
-            raise QtoolError(f"'{name}' is neither a folder nor a hub id. Give a folder, owner/name or an alias.")
+            raise QtoolError(
+                f"'{name}' is neither a folder nor a hub id. Give a folder, owner/name or an alias."
+            )
     return _from_hub(hub_id, revision, name)
 
 
@@ -71,7 +84,9 @@ def check(folder: Path, revision: str | None) -> Model:
     tokenizers = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     if not tokenizers:
         # transformers would answer with an empty vocabulary instead of an error
-        raise QtoolError(f"{folder} has no tokenizer: found none of {', '.join(TOKENIZER_FILES)}. Save it beside the model.")
+        raise QtoolError(
+            f"{folder} has no tokenizer: found none of {', '.join(TOKENIZER_FILES)}. Save it beside the model."
+        )
     model, missing = _load(folder, weights)
     if missing:
         raise QtoolError(
@@ -118,15 +133,23 @@ def _config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise QtoolError(f"{path} names no model_type. Give the config of a transformers model.")
     if "auto_map" in config:
-        raise QtoolError(f"{folder} needs custom code (auto_map), which qtool does not run. Use a model of transformers' own.")
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as known
+        raise QtoolError(
+            f"{folder} needs custom code (auto_map), which qtool does not run. Use a model of transformers' own."
+        )
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as known,
+    )
 
     if config["model_type"] not in known:
         hint = did_you_mean(config["model_type"], known) if config["model_type"] else ""
         hint = hint if hint.startswith(" Did") else ""
-        raise QtoolError(f"model_type '{config['model_type']}' has no sequence classifier in transformers.{hint} Use another model.")
+        raise QtoolError(
+            f"model_type '{config['model_type']}' has no sequence classifier in transformers.{hint} Use another model."
+        )
     if "quantization_config" in config:
-        raise QtoolError(f"{folder} is quantised already ({config['quantization_config'].get('quant_method')}). Give the original checkpoint.")
+        raise QtoolError(
+            f"{folder} is quantised already ({config['quantization_config'].get('quant_method')}). Give the original checkpoint."
+        )
     return config
 
 
@@ -140,17 +163,23 @@ def _load(folder: Path, weights: list[Path]) -> tuple[Any, set[str]]:
             with safe_open(path, framework="pt") as file:
                 file.keys()
         except (SafetensorError, OSError) as error:
-            raise QtoolError(f"{path} is damaged ({str(error).splitlines()[0][:120]}). Copy or download it again.") from None
+            raise QtoolError(
+                f"{path} is damaged ({str(error).splitlines()[0][:120]}). Copy or download it again."
+            ) from None
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True, local_files_only=True
         )
     # transformers raises whatever the config's values lead to; the message is the user's best lead
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, SafetensorError) as error:
-        raise QtoolError(f"cannot load the model in {folder}: {_first_line(error)}. Check its config.json and weights.") from None
+        raise QtoolError(
+            f"cannot load the model in {folder}: {_first_line(error)}. Check its config.json and weights."
+        ) from None
     if info.get("mismatched_keys"):
         name = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"])[0]
-        raise QtoolError(f"the weights in {folder} do not fit its config.json (shape of {name}). Restore the matching pair.")
+        raise QtoolError(
+            f"the weights in {folder} do not fit its config.json (shape of {name}). Restore the matching pair."
+        )
     return model, set(info["missing_keys"])
 
 
@@ -161,7 +190,9 @@ def _tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     # a damaged file surfaces as a bare Exception of the Rust tokenizer library
     except Exception as error:  # noqa: BLE001
-        raise QtoolError(f"cannot load the tokenizer in {folder}: {_first_line(error)}. Restore its files.") from None
+        raise QtoolError(
+            f"cannot load the tokenizer in {folder}: {_first_line(error)}. Restore its files."
+        ) from None
 
 
 def _max_tokens(config: Any, tokenizer: Any) -> int:
@@ -199,15 +230,25 @@ def _from_hub(hub_id: str, revision: str | None, asked: str) -> tuple[Path, str 
             hub_id, revision=revision, allow_patterns=list(HUB_FILES), local_files_only=offline
         )
     except errors.GatedRepoError:
-        raise QtoolError(f"hub model '{hub_id}' is gated. Ask for access on its page and log in with `hf auth login`.") from None
+        raise QtoolError(
+            f"hub model '{hub_id}' is gated. Ask for access on its page and log in with `hf auth login`."
+        ) from None
     except errors.RevisionNotFoundError:
-        raise QtoolError(f"hub model '{hub_id}' has no revision '{revision}'. Leave --revision out for the newest.") from None
+        raise QtoolError(
+            f"hub model '{hub_id}' has no revision '{revision}'. Leave --revision out for the newest."
+        ) from None
     except errors.RepositoryNotFoundError:
-        raise QtoolError(f"there is no model '{hub_id}' on the hub and no such folder.{_near_alias(asked)} Check the name.") from None
+        raise QtoolError(
+            f"there is no model '{hub_id}' on the hub and no such folder.{_near_alias(asked)} Check the name."
+        ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        raise QtoolError(f"'{hub_id}' is not in the local cache and HF_HUB_OFFLINE is set. Unset it, or give a model folder.") from None
+        raise QtoolError(
+            f"'{hub_id}' is not in the local cache and HF_HUB_OFFLINE is set. Unset it, or give a model folder."
+        ) from None
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-        raise QtoolError(f"cannot fetch '{hub_id}': {_first_line(error)}. Try again, or give a model folder.") from None
+        raise QtoolError(
+            f"cannot fetch '{hub_id}': {_first_line(error)}. Try again, or give a model folder."
+        ) from None
     path = Path(folder)
     return path, path.name
 

@@ -20,7 +20,9 @@ Kind = Literal["methods", "runtimes", "tasks"]
 def names(kind: Kind) -> list[str]:
     """Every plug-in of a kind: the files of `qtool/<kind>/` and the entry points of group `qtool.<kind>`."""
     package = importlib.import_module(f"qtool.{kind}")
-    own = {module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")}
+    own = {
+        module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")
+    }
     return sorted(own | set(_entry_points(kind)))
 
 

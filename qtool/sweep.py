@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from qtool import host, isolate, plugins, recipes, store
-from qtool.core import BASELINE, Measurement, QtoolError, Recipe, Trial, cache_dir, content_hash, file_hash
+from qtool.core import (
+    BASELINE,
+    Device,
+    Measurement,
+    QtoolError,
+    Recipe,
+    Trial,
+    cache_dir,
+    content_hash,
+    file_hash,
+)
 
 PROBE_TIMEOUT_S = 1800.0
 # Guesses before the first child of a stage has ended, for the estimate only.
@@ -37,7 +47,7 @@ class Options:
     label: str | None
     metric: str | None
     patterns: list[str]
-    devices: list[str]
+    devices: list[Device]
     batch_sizes: list[int]
     seq_len: int | None
     rounds: int
@@ -120,16 +130,22 @@ def _check_out(options: Options) -> Path:
         if options.resume:
             raise QtoolError("--resume needs --out DIR, the folder of the run to go on with.")
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        name = "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(options.model).name or options.model)
+        name = "".join(
+            c if c.isalnum() or c in "-._" else "-" for c in Path(options.model).name or options.model
+        )
         options.out = Path("reports") / f"{name}-{options.task or 'no-task'}-{stamp}"
     out = options.out
     holds_run = (out / "run.json").exists()
     if out.exists() and not out.is_dir():
         raise QtoolError(f"--out {out} is a file. Give a folder.")
     if holds_run and not (options.resume or options.dry_run):
-        raise QtoolError(f"{out} already holds a run. Add --resume to go on with it, or choose another --out.")
+        raise QtoolError(
+            f"{out} already holds a run. Add --resume to go on with it, or choose another --out."
+        )
     if options.resume and not holds_run:
-        raise QtoolError(f"nothing to resume: {out} holds no run. Leave --resume out, or give the run's folder.")
+        raise QtoolError(
+            f"nothing to resume: {out} holds no run. Leave --resume out, or give the run's folder."
+        )
     parent = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise QtoolError(f"cannot write to {out}: {parent} is not a writable folder. Choose another --out.")
@@ -144,17 +160,27 @@ def _probe(options: Options, chosen: dict[str, Recipe]) -> tuple[dict[str, Any],
         cache.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".probe-", dir=cache))
     except OSError as error:
-        raise QtoolError(f"cannot write to the cache {cache}: {error.strerror}. Set QTOOL_CACHE to another folder.") from None
+        raise QtoolError(
+            f"cannot write to the cache {cache}: {error.strerror}. Set QTOOL_CACHE to another folder."
+        ) from None
     try:
         spec = {
-            **{key: getattr(options, key) for key in ("model", "revision", "data", "text", "text_pair", "label")},
-            **{key: getattr(options, key) for key in ("metric", "seq_len", "limit", "split", "calibration", "score", "seed")},
+            **{
+                key: getattr(options, key)
+                for key in ("model", "revision", "data", "text", "text_pair", "label")
+            },
+            **{
+                key: getattr(options, key)
+                for key in ("metric", "seq_len", "limit", "split", "calibration", "score", "seed")
+            },
             "task": options.task or ("text" if options.data else "demo"),
             "calibration_rows": wanted,
             "data_out": str(scratch / "data"),
         }
         log = scratch / "probe.log"
-        outcome = isolate.run("probe", spec, log=log, timeout_s=PROBE_TIMEOUT_S, threads=options.threads, offline=False)
+        outcome = isolate.run(
+            "probe", spec, log=log, timeout_s=PROBE_TIMEOUT_S, threads=options.threads, offline=False
+        )
         if outcome.status in ("user_error", "unavailable"):
             raise QtoolError(outcome.error or "")
         if outcome.status != "ok":
@@ -262,14 +288,20 @@ def _check_resume(out: Path, plan: Plan) -> None:
         for key in sorted({*before[what], *now[what]}):
             was, found = before[what].get(key), now[what].get(key)
             if was != found:
-                names = {"args": f"argument {key}", "versions": f"version of {key}", "recipes": f"recipe {key}"}
+                names = {
+                    "args": f"argument {key}",
+                    "versions": f"version of {key}",
+                    "recipes": f"recipe {key}",
+                }
                 raise QtoolError(
                     f"cannot resume {out}: {names.get(what, f'{what} {key}')} was {_short(was)}, now {_short(found)}."
                     " Restore it, or start a new run with another --out."
                 )
     if before["host"]["hash"] != now["host"]["hash"]:
         changed = [key for key in now["host"] if before["host"].get(key) != now["host"][key]]
-        raise QtoolError(f"cannot resume {out}: it ran on another host ({', '.join(changed)} differ). Start a new run.")
+        raise QtoolError(
+            f"cannot resume {out}: it ran on another host ({', '.join(changed)} differ). Start a new run."
+        )
 
 
 def _short(value: Any) -> str:
@@ -294,7 +326,9 @@ def describe(plan: Plan) -> str:
     new = {t.recipe for t in plan.runnable if not _artifact(plan.artifacts[t.recipe]).is_dir()}
     # no recipe of the book stores more than its base type does
     size = sum(model["weight_bytes"] * (1.0 if plan.recipes[n].dtype == "float32" else 0.5) for n in new)
-    lines.append(f"estimate about {_minutes(seconds)}, at most {size / 1e6:.0f} MB of new artifacts in the cache")
+    lines.append(
+        f"estimate about {_minutes(seconds)}, at most {size / 1e6:.0f} MB of new artifacts in the cache"
+    )
     return "\n".join(lines)
 
 
@@ -341,7 +375,9 @@ class _Sweep:
     def __init__(self, plan: Plan, out: Path, writer: store.Writer, say: _Say) -> None:
         self.plan, self.out, self.writer, self.say = plan, out, writer, say
         self.whole = {
-            key: line for key, line in store.latest(store.read(out)).items() if line.status in ("ok", "skipped")
+            key: line
+            for key, line in store.latest(store.read(out)).items()
+            if line.status in ("ok", "skipped")
         }
         self.dead: set[str] = set()
         """Ids of trials with a stage that did not end well: their later stages are left out."""
@@ -352,7 +388,9 @@ class _Sweep:
         for trial in self.plan.trials:
             why = self.plan.skipped.get(trial.id)
             if why and (trial.id, "plan", None) not in self.whole:
-                self._append(trial.id, trial, "plan", None, isolate.Outcome("skipped", {}, why.reason, why.fix))
+                self._append(
+                    trial.id, trial, "plan", None, isolate.Outcome("skipped", {}, why.reason, why.fix)
+                )
         firsts = {(trial.recipe, trial.device): trial for trial in reversed(self.plan.runnable)}
         deployments = list(reversed(firsts.values()))
         for trial in deployments:
@@ -428,7 +466,9 @@ class _Sweep:
             )
         )
 
-    def _child(self, trial: Trial, stage: str, spec: dict[str, Any], number: int | None = None) -> isolate.Outcome:
+    def _child(
+        self, trial: Trial, stage: str, spec: dict[str, Any], number: int | None = None
+    ) -> isolate.Outcome:
         suffix = f"-{number}" if number else ""
         log = self.out / "logs" / f"{trial.recipe}-{trial.device}-{trial.batch_size}-{stage}{suffix}.log"
         return isolate.run(
@@ -493,7 +533,10 @@ def _is_whole(place: Path) -> bool:
     if not manifest.is_file():
         return False
     files = json.loads(manifest.read_text())["files"]
-    return all((place / "model" / name).is_file() and file_hash(place / "model" / name) == digest for name, digest in files.items())
+    return all(
+        (place / "model" / name).is_file() and file_hash(place / "model" / name) == digest
+        for name, digest in files.items()
+    )
 
 
 def _minutes(seconds: float) -> str:

@@ -53,7 +53,9 @@ def build(spec: dict[str, Any]) -> dict[str, Any]:
     method, runtime = plugins.load("methods", recipe.method), plugins.load("runtimes", recipe.runtime)
     calibration: list[Batch] = []
     if recipe.calibration is not None:
-        calibration = prepare.load_ragged(Path(spec["data"]) / "calibration.npz")[0][: recipe.calibration.rows]
+        calibration = prepare.load_ragged(Path(spec["data"]) / "calibration.npz")[0][
+            : recipe.calibration.rows
+        ]
     artifact = out / "model"
     artifact.mkdir(parents=True)
     started = time.perf_counter()
@@ -63,7 +65,9 @@ def build(spec: dict[str, Any]) -> dict[str, Any]:
     loaded = runtime.wrap(built, eager, "cpu", spec["threads"])
     rows, _ = prepare.load_ragged(Path(spec["data"]) / "inputs.npz")
     batch = prepare.collate(rows[:CHECK_ROWS], json.loads((Path(spec["data"]) / "meta.json").read_text()))
-    np.savez(out / "check.npz", **{"logits": loaded.predict(batch), **{f"input.{k}": v for k, v in batch.items()}})
+    np.savez(
+        out / "check.npz", **{"logits": loaded.predict(batch), **{f"input.{k}": v for k, v in batch.items()}}
+    )
     models.copy_tokenizer(Path(spec["model_dir"]), out / "tokenizer")
     return {"build_s": build_s, "files": _hashes(artifact)}
 
@@ -96,18 +100,26 @@ def score(spec: dict[str, Any]) -> dict[str, Any]:
     logits = evaluate(loaded, rows, meta, SCORE_BATCH)[:, meta["class_order"]]
     values["score_s"] = time.perf_counter() - started
     if not np.isfinite(logits).all():
-        raise RuntimeError(f"{int((~np.isfinite(logits)).any(axis=1).sum())} of {len(logits)} texts have logits that are not finite")
+        raise RuntimeError(
+            f"{int((~np.isfinite(logits)).any(axis=1).sum())} of {len(logits)} texts have logits that are not finite"
+        )
     order = np.argsort(arrays["ids"])
     path = Path(spec["predictions"])
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, logits=logits[order], labels=arrays["labels"][order], ids=arrays["ids"][order])
-    values |= {"predictions": f"predictions/{path.name}", "predictions_sha256": file_hash(path), "rows": len(logits)}
+    values |= {
+        "predictions": f"predictions/{path.name}",
+        "predictions_sha256": file_hash(path),
+        "rows": len(logits),
+    }
     from qtool import metrics
 
     regression = logits.shape[1] == 1
     predicted = logits[:, 0] if regression else logits.argmax(axis=1)
     labels = arrays["labels"]
-    values["metrics"] = {name: metrics.compute(name, predicted.tolist(), labels.tolist()) for name in spec["metrics"]}
+    values["metrics"] = {
+        name: metrics.compute(name, predicted.tolist(), labels.tolist()) for name in spec["metrics"]
+    }
     return values
 
 
@@ -155,7 +167,9 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         "contention": disturbance,
         "contended": disturbance["contended"],
         "threads": loaded.threads,
-        "waiting_policy": {name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")},
+        "waiting_policy": {
+            name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+        },
         "calls_in_pass": len(batches),
         **timing.clock_facts(),
     }
@@ -225,12 +239,16 @@ def _check(loaded: Loaded, spec: dict[str, Any], recipe: Recipe) -> float:
         batch = {name.removeprefix("input."): file[name] for name in file.files if name != "logits"}
     found = loaded.predict(batch)
     if found.shape != expected.shape or found.dtype != np.float32:
-        raise RuntimeError(f"logits have shape {found.shape} and type {found.dtype}, the built model's {expected.shape}")
+        raise RuntimeError(
+            f"logits have shape {found.shape} and type {found.dtype}, the built model's {expected.shape}"
+        )
     same_kernels = spec["device"] == "cpu" and not recipe.compile
     scale = max(1.0, float(np.abs(expected).max()))
     difference = float(np.abs(found - expected).max())
     if not difference <= (EXACT_TOLERANCE if same_kernels else CHANGED_KERNEL_TOLERANCE) * scale:
-        raise RuntimeError(f"the reloaded artifact's logits differ from the built model's by {difference:.4g}")
+        raise RuntimeError(
+            f"the reloaded artifact's logits differ from the built model's by {difference:.4g}"
+        )
     return difference
 
 
@@ -252,7 +270,12 @@ def _end_to_end(
 
     def tokenize(batch: tuple[list[str], list[str] | None]) -> Batch:
         made = tokenizer(
-            batch[0], batch[1], padding=padding, truncation=True, max_length=meta["max_tokens"], return_tensors="np"
+            batch[0],
+            batch[1],
+            padding=padding,
+            truncation=True,
+            max_length=meta["max_tokens"],
+            return_tensors="np",
         )
         return {name: made[name] for name in names & made.keys()}
 
@@ -281,12 +304,18 @@ def _gpu_values(gpu: Any, loaded: Loaded, batches: list[Batch]) -> dict[str, Any
     if gpu is None:
         names = ("peak_vram_bytes", "gpu_utilization_ratio", "energy_j")
         return {name: None for name in names} | {f"{name}_reason": "not measured on a CPU" for name in names}
-    peak_vram_bytes = gpu.peak_vram_bytes()
-    return {"peak_vram_bytes": peak_vram_bytes, **gpu.sample(loaded.predict, batches)}
+    found = {"peak_vram_bytes": gpu.peak_vram_bytes(), **gpu.sample(loaded.predict, batches)}
+    if found["peak_vram_bytes"] is None:
+        found["peak_vram_bytes_reason"] = (
+            "neither the engine's allocator nor NVML tells this process's memory"
+        )
+    return found
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): file_hash(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): file_hash(path) for path in sorted(folder.rglob("*")) if path.is_file()
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -329,12 +358,19 @@ def main() -> None:
 
 
 def _oom(message: str) -> dict[str, Any]:
-    return {"status": "oom", "error": message, "next_step": "use a smaller batch or a machine with more memory"}
+    return {
+        "status": "oom",
+        "error": message,
+        "next_step": "use a smaller batch or a machine with more memory",
+    }
 
 
 def _is_oom(error: Exception) -> bool:
     text = f"{type(error).__name__} {error}".lower()
-    return any(sign in text for sign in ("outofmemory", "out of memory", "can't allocate memory", "bad_alloc", "bad allocation"))
+    return any(
+        sign in text
+        for sign in ("outofmemory", "out of memory", "can't allocate memory", "bad_alloc", "bad allocation")
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 SHARED = Path(__file__).parents[2] / "shared"
-WORDS = "a fine film dull plot great cast weak story moving and the of it was very not good bad awful lovely".split()
+WORDS = ["a", "fine", "film", "dull", "plot", "great", "cast", "weak", "story", "moving", "and", "the", "of", "it", "was", "very", "not", "good", "bad", "awful", "lovely"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,9 @@ def shared(*parts: str) -> Path:
     return path
 
 
-def make_checkpoint(folder: Path, architecture: str = "bert", labels: tuple[str, ...] = ("negative", "positive")) -> Path:
+def make_checkpoint(
+    folder: Path, architecture: str = "bert", labels: tuple[str, ...] = ("negative", "positive")
+) -> Path:
     """A tiny randomly initialised classifier with a word tokenizer, saved as a Hugging Face folder."""
     need("torch", "transformers", "tokenizers")
     import torch
@@ -57,7 +59,8 @@ def make_checkpoint(folder: Path, architecture: str = "bert", labels: tuple[str,
         sep_token="[SEP]",
         mask_token="[MASK]",
         model_max_length=64,
-        model_input_names=["input_ids", "attention_mask"] + (["token_type_ids"] if architecture == "bert" else []),
+        model_input_names=["input_ids", "attention_mask"]
+        + (["token_type_ids"] if architecture == "bert" else []),
     )
     shape = {"vocab_size": len(vocabulary), "max_position_embeddings": 64}
     names = {
@@ -67,8 +70,13 @@ def make_checkpoint(folder: Path, architecture: str = "bert", labels: tuple[str,
     }
     if architecture == "bert":
         config = transformers.BertConfig(
-            hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
-            initializer_range=0.3, **shape, **names,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=128,
+            initializer_range=0.3,
+            **shape,
+            **names,
         )
         model = transformers.BertForSequenceClassification(config)
     else:
@@ -101,7 +109,9 @@ def table(tmp_path_factory) -> Path:
     return write_table(tmp_path_factory.mktemp("table") / "films.csv")
 
 
-def qtool(*arguments: object, cwd: Path | None = None, timeout_s: float = 280, **env: str) -> subprocess.CompletedProcess:
+def qtool(
+    *arguments: object, cwd: Path | None = None, timeout_s: float = 280, **env: str
+) -> subprocess.CompletedProcess:
     """Run the command line in a process of its own, as a user does."""
     return subprocess.run(
         [sys.executable, "-m", "qtool.cli", *map(str, arguments)],

@@ -37,20 +37,36 @@ CASES = [
     ("timeout of nan", "sweep {m} --no-score --timeout nan", "out of range"),
     ("length of zero", "sweep {m} --no-score --seq-len 0", "out of range"),
     ("length that is a word", "sweep {m} --no-score --seq-len long", "or 'real'"),
-    ("length over the model's", "sweep {m} --no-score --seq-len 65", "longer than the model takes (64 tokens)"),
+    (
+        "length over the model's",
+        "sweep {m} --no-score --seq-len 65",
+        "longer than the model takes (64 tokens)",
+    ),
     ("resume without a folder", "sweep {m} --no-score --resume", "--resume needs --out DIR"),
     ("resume of nothing", "sweep {m} --no-score --resume --out {d}/none", "nothing to resume"),
     ("a run stands there", "sweep {m} --no-score --out {d}/run", "already holds a run. Add --resume"),
     ("out is a file", "sweep {m} --no-score --out {t}", "is a file"),
     ("model that is no folder", "sweep {d}/nothing --no-score", "is not a model folder"),
-    ("model that is nonsense", "sweep owner//x y --no-score", "unknown argument|neither a folder|not a model"),
+    (
+        "model that is nonsense",
+        "sweep owner//x y --no-score",
+        "unknown argument|neither a folder|not a model",
+    ),
     ("alias misspelt, offline", "sweep distilbrt --task sst2", "Did you mean 'distilbert'?"),
-    ("hub id while offline", "sweep some/model --no-score", "not in the local cache and HF_HUB_OFFLINE is set"),
+    (
+        "hub id while offline",
+        "sweep some/model --no-score",
+        "not in the local cache and HF_HUB_OFFLINE is set",
+    ),
     ("revision of a folder", "sweep {m} --no-score --revision main", "is for hub ids"),
     ("config missing", "sweep {d}/no-config --no-score", "has no config.json"),
     ("config corrupt", "sweep {d}/bad-config --no-score", "is not valid JSON"),
     ("config without a type", "sweep {d}/typeless --no-score", "names no model_type"),
-    ("config of an unknown type", "sweep {d}/unknown-type --no-score", "no sequence classifier in transformers. Did you mean 'bert'?"),
+    (
+        "config of an unknown type",
+        "sweep {d}/unknown-type --no-score",
+        "no sequence classifier in transformers. Did you mean 'bert'?",
+    ),
     ("config that needs code", "sweep {d}/custom-code --no-score", "needs custom code"),
     ("weights missing", "sweep {d}/no-weights --no-score", "no usable weights: found no .safetensors file"),
     ("weights only as a pickle", "sweep {d}/pickle --no-score", "a pickle"),
@@ -61,15 +77,35 @@ CASES = [
     ("tokenizer corrupt", "sweep {d}/bad-tokenizer --no-score", "cannot load the tokenizer"),
     ("tokenizer of another model", "sweep {d}/big-tokenizer --no-score", "do not belong together"),
     ("head at random", "sweep {d}/headless --no-score", "would be initialised at random"),
-    ("data missing", "sweep {m} --task text --data {d}/none.csv --text text --label label", "there is no table at"),
-    ("data of an unknown kind", "sweep {m} --task text --data {d}/t.xls --text text --label label", "cannot tell what kind of table"),
+    (
+        "data missing",
+        "sweep {m} --task text --data {d}/none.csv --text text --label label",
+        "there is no table at",
+    ),
+    (
+        "data of an unknown kind",
+        "sweep {m} --task text --data {d}/t.xls --text text --label label",
+        "cannot tell what kind of table",
+    ),
     ("columns not named", "sweep {m} --task text --data {t}", "--text COLUMN and --label COLUMN"),
     ("column missing", "sweep {m} --task text --data {t} --text txt --label label", "Did you mean 'text'?"),
     ("metric unknown", f"sweep {{m}} {TABLE} --metric acuracy", "Did you mean 'accuracy'?"),
-    ("metric of a regression", f"sweep {{m}} {TABLE} --metric pearson", "needs a model with one real-valued output"),
+    (
+        "metric of a regression",
+        f"sweep {{m}} {TABLE} --metric pearson",
+        "needs a model with one real-valued output",
+    ),
     ("columns for a task that has its own", "sweep {m} --task demo --text x", "knows its columns"),
-    ("labels the model does not have", "sweep {m} --task text --data {d}/labels.csv --text text --label label", "label 'neutral' has no class"),
-    ("a malformed row", "sweep {m} --task text --data {d}/row.csv --text text --label label", "line 3 has 1 fields"),
+    (
+        "labels the model does not have",
+        "sweep {m} --task text --data {d}/labels.csv --text text --label label",
+        "label 'neutral' has no class",
+    ),
+    (
+        "a malformed row",
+        "sweep {m} --task text --data {d}/row.csv --text text --label label",
+        "line 3 has 1 fields",
+    ),
     ("a binary table", "sweep {m} --task text --data {d}/binary.csv --text text --label label", "is binary"),
     ("an empty table", "sweep {m} --task text --data {d}/empty.csv --text text --label label", "is empty"),
     ("a folder that is not GLUE's", "sweep {m} --task sst2 --data {d}", "no SST-2/dev.tsv in"),
@@ -106,7 +142,11 @@ def places(tmp_path_factory):
 
     def config(name: str, **changes: object) -> None:
         path = copy(name) / "config.json"
-        path.write_text(json.dumps({k: v for k, v in {**json.loads(path.read_text()), **changes}.items() if v is not None}))
+        path.write_text(
+            json.dumps(
+                {k: v for k, v in {**json.loads(path.read_text()), **changes}.items() if v is not None}
+            )
+        )
 
     (copy("no-config") / "config.json").unlink()
     (copy("bad-config") / "config.json").write_text("{")
@@ -120,18 +160,30 @@ def places(tmp_path_factory):
     whole = (model / "model.safetensors").read_bytes()
     (copy("cut-weights") / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     for name in ("tokenizer.json", "vocab.txt"):
-        (copy("no-tokenizer") if name == "tokenizer.json" else broken / "no-tokenizer").joinpath(name).unlink(missing_ok=True)
+        (copy("no-tokenizer") if name == "tokenizer.json" else broken / "no-tokenizer").joinpath(name).unlink(
+            missing_ok=True
+        )
     (copy("bad-tokenizer") / "tokenizer.json").write_text("{")
     tokens = json.loads((model / "tokenizer.json").read_text())
     tokens["model"]["vocab"] |= {f"extra{i}": 1000 + i for i in range(500)}
     (copy("big-tokenizer") / "tokenizer.json").write_text(json.dumps(tokens))
-    tensors = {k: v for k, v in load_file(model / "model.safetensors").items() if not k.startswith("classifier")}
-    save_file({k: v.to(torch.float32) for k, v in tensors.items()}, copy("headless") / "model.safetensors", {"format": "pt"})
+    tensors = {
+        k: v for k, v in load_file(model / "model.safetensors").items() if not k.startswith("classifier")
+    }
+    save_file(
+        {k: v.to(torch.float32) for k, v in tensors.items()},
+        copy("headless") / "model.safetensors",
+        {"format": "pt"},
+    )
     (broken / "labels.csv").write_text("text,label\na,neutral\n")
     (broken / "row.csv").write_text("text,label\na,positive\nb\n")
     (broken / "binary.csv").write_bytes(b"text,label\n\x00\x01,positive\n")
     (broken / "empty.csv").write_text("")
-    for name, line in (("run", ""), ("broken-run", '{"schema_version": 1}\n'), ("newer-run", '{"schema_version": 99}\n')):
+    for name, line in (
+        ("run", ""),
+        ("broken-run", '{"schema_version": 1}\n'),
+        ("newer-run", '{"schema_version": 99}\n'),
+    ):
         (broken / name).mkdir()
         (broken / name / "run.json").write_text('{"schema": 1}')
         (broken / name / "results.jsonl").write_text(line)
@@ -147,7 +199,9 @@ def in_this_process(stage, spec, **how):
 
 
 @pytest.mark.parametrize(("name", "arguments", "says"), CASES, ids=[case[0] for case in CASES])
-def test_a_bad_input_is_one_line_and_exit_code_2(name, arguments, says, places, monkeypatch, capsys, tmp_path):
+def test_a_bad_input_is_one_line_and_exit_code_2(
+    name, arguments, says, places, monkeypatch, capsys, tmp_path
+):
     monkeypatch.setattr(isolate, "run", in_this_process)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as left:
@@ -170,7 +224,9 @@ def test_an_unwritable_output_is_refused(places, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["head at random", "labels the model does not have", "weights cut off", "hub id while offline"])
+@pytest.mark.parametrize(
+    "name", ["head at random", "labels the model does not have", "weights cut off", "hub id while offline"]
+)
 def test_a_bad_input_in_a_process_of_its_own(name, places, tmp_path):
     arguments, says = next((case[1], case[2]) for case in CASES if case[0] == name)
     done = qtool(*arguments.format(**places).split(), cwd=tmp_path)

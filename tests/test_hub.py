@@ -1,4 +1,4 @@
-"""`qtool sweep distilbert` against a hub that is a local server: fetched, then from the filled cache, then refused."""
+"""`qtool sweep distilbert` against a local server that acts as the hub, and then from the cache it filled."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.parse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ FLAGS = ("--recipe", "fp32", "--rounds", "1", "--threads", "1", "--limit", "20")
 
 
 class Hub:
-    """Serves folders as hub repositories: their information, their listing and their files, all at one commit."""
+    """Serves folders as hub repositories: information, listings and files, all at one commit."""
 
     def __init__(self, repositories: dict[str, Path]) -> None:
         self.repositories = repositories
@@ -89,7 +90,7 @@ class Hub:
         api = parts[0] == "api"
         parts = parts[1:] if api else parts
         parts = parts[1:] if parts[0] in ("models", "datasets") else parts
-        name, verb, revision, rest = "/".join(parts[:2]), *(parts[2:4] + ["", ""])[:2], "/".join(parts[4:])
+        name, verb, revision, rest = "/".join(parts[:2]), *[*parts[2:4], "", ""][:2], "/".join(parts[4:])
         if name not in self.repositories:
             return _missing("RepoNotFound")
         folder, commit = self.repositories[name], COMMITS[name]
@@ -105,7 +106,9 @@ class Hub:
                 inside = list(folder.joinpath(rest).iterdir())
             return _json([_entry(path, folder) for path in sorted(inside)])
         if api and verb == "paths-info":
-            return _json([_entry(folder / path, folder) for path in form["paths"] if (folder / path).exists()])
+            return _json(
+                [_entry(folder / path, folder) for path in form["paths"] if (folder / path).exists()]
+            )
         if verb == "resolve" and rest in files:
             body = files[rest].read_bytes()
             return 200, {"ETag": f'"{_blob(body)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}, body
@@ -113,7 +116,11 @@ class Hub:
 
 
 def _missing(code: str, commit: str = "") -> tuple[int, dict[str, str], bytes]:
-    return 404, {"X-Error-Code": code, "X-Error-Message": code, **({"X-Repo-Commit": commit} if commit else {})}, b""
+    return (
+        404,
+        {"X-Error-Code": code, "X-Error-Message": code, **({"X-Repo-Commit": commit} if commit else {})},
+        b"",
+    )
 
 
 def _json(value: object) -> tuple[int, dict[str, str], bytes]:
@@ -135,7 +142,11 @@ def _entry(path: Path, folder: Path) -> dict[str, object]:
 def _rows(first: int) -> list[tuple[str, int]]:
     count = len(WORDS)
     return [
-        (" ".join(WORDS[(first + row * 5 + place * 3) % count] for place in range(3 + row % 8)) + f" {row}", row % 2)
+        (
+            " ".join(WORDS[(first + row * 5 + place * 3) % count] for place in range(3 + row % 8))
+            + f" {row}",
+            row % 2,
+        )
         for row in range(ROWS)
     ]
 
@@ -169,7 +180,7 @@ def _write_dataset(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """The served model and data set; `environment` is what a CI job would set to use it and an empty cache."""
+    """The served model and data set."""
     need("torch", "transformers", "datasets", "evaluate", "sklearn", "accelerate")
     root = tmp_path_factory.mktemp("hub")
     model = make_checkpoint(root / "model", "distilbert", ("NEGATIVE", "POSITIVE"))
@@ -195,7 +206,7 @@ def online(hub, monkeypatch):
     return _asking(hub.endpoint)
 
 
-def _asking(endpoint: str) -> dict[str, str]:
+def _asking(endpoint: str) -> dict[str, Any]:
     # a proxy of the machine must not be asked for a server of the test
     return {"HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
@@ -234,13 +245,15 @@ def test_a_hub_model_and_data_set_are_fetched_and_the_commit_is_recorded(hub, fe
 
 @pytest.mark.slow
 def test_a_filled_cache_is_enough_without_a_hub(fetched, home, tmp_path):
-    done = qtool("sweep", "distilbert", *FLAGS, "--out", tmp_path / "run", HF_HOME=str(home), HF_HUB_OFFLINE="1",
-                 HF_ENDPOINT=_closed_port())  # fmt: skip
+    done = qtool("sweep", "distilbert", *FLAGS, "--out", tmp_path / "run", HF_HOME=str(home),
+                 HF_HUB_OFFLINE="1", HF_ENDPOINT=_closed_port())  # fmt: skip
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["model_info"]["revision"] == COMMITS[MODEL]
     before, now = _logits(fetched), _logits(tmp_path / "run")
-    assert {name: array.tolist() for name, array in now.items()} == {name: array.tolist() for name, array in before.items()}
+    assert {name: array.tolist() for name, array in now.items()} == {
+        name: array.tolist() for name, array in before.items()
+    }
 
 
 @pytest.mark.slow
@@ -279,8 +292,8 @@ def test_an_unknown_revision_is_named(online, glue, tmp_path):
 
 @pytest.mark.slow
 def test_an_unknown_model_is_named(online, glue, tmp_path):
-    done = qtool("sweep", "distilbert/no-such-model", "--task", "sst2", "--data", glue, *FLAGS, "--out", tmp_path / "run",
-                 HF_HOME=str(tmp_path / "home"), **online)  # fmt: skip
+    done = qtool("sweep", "distilbert/no-such-model", "--task", "sst2", "--data", glue, *FLAGS, "--out",
+                 tmp_path / "run", HF_HOME=str(tmp_path / "home"), **online)  # fmt: skip
     _refused(done, "there is no model 'distilbert/no-such-model' on the hub")
     assert not (tmp_path / "run").exists()
 
@@ -305,5 +318,14 @@ def test_a_hub_that_is_down_is_a_line_and_no_long_wait(online, down, tmp_path):
 
 @pytest.mark.slow
 def test_an_empty_cache_offline_says_what_to_do(glue, tmp_path):
-    done = qtool("sweep", "distilbert", "--data", glue, *FLAGS, "--out", tmp_path / "run", HF_HOME=str(tmp_path / "home"))
+    done = qtool(
+        "sweep",
+        "distilbert",
+        "--data",
+        glue,
+        *FLAGS,
+        "--out",
+        tmp_path / "run",
+        HF_HOME=str(tmp_path / "home"),
+    )
     _refused(done, MODEL, "not in the local cache", "HF_HUB_OFFLINE")

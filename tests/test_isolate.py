@@ -19,7 +19,9 @@ def child(tmp_path, monkeypatch):
         path.write_text("#!/bin/bash\n" + script)
         path.chmod(0o755)
         monkeypatch.setattr(isolate.sys, "executable", str(path))
-        return isolate.run("measure", {"a": 1}, log=tmp_path / "logs" / "x.log", timeout_s=timeout_s, threads=1)
+        return isolate.run(
+            "measure", {"a": 1}, log=tmp_path / "logs" / "x.log", timeout_s=timeout_s, threads=1
+        )
 
     return run
 
@@ -33,7 +35,9 @@ def alive(pid: int) -> bool:
 
 
 def test_an_answer_on_the_pipe_is_the_outcome_and_the_log_keeps_the_rest(child, tmp_path):
-    outcome = child('read job; echo "job $job"; echo "{\\"status\\": \\"ok\\", \\"values\\": {\\"x\\": 2}}" >&$4')
+    outcome = child(
+        'read job; echo "job $job"; echo "{\\"status\\": \\"ok\\", \\"values\\": {\\"x\\": 2}}" >&$4'
+    )
     assert outcome == isolate.Outcome("ok", {"x": 2})
     assert (tmp_path / "logs" / "x.log").read_text() == 'job {"a": 1}\n'
 
@@ -72,7 +76,10 @@ def test_time_up_ends_the_child_and_all_it_started(child, tmp_path):
 
 
 def test_what_a_child_started_does_not_outlive_its_answer(child, tmp_path):
-    outcome = child(f"sleep 300 >&- 2>&- & echo $! > {tmp_path}/pid; echo '{{\"status\": \"ok\"}}' >&$4; exec 3>&-; kill -9 $$", timeout_s=3.0)
+    outcome = child(
+        f'sleep 300 >&- 2>&- & echo $! > {tmp_path}/pid; echo \'{{"status": "ok"}}\' >&$4; exec 3>&-; kill -9 $$',
+        timeout_s=3.0,
+    )
     assert outcome.status in ("ok", "timeout")
     pid = int((tmp_path / "pid").read_text())
     time.sleep(0.3)
@@ -88,6 +95,6 @@ def test_a_bad_job_fails_with_the_reason_and_a_traceback_in_the_log(tmp_path):
 
 def test_children_keep_the_waiting_policy_of_the_user(child, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    child(f"echo \"$OMP_NUM_THREADS ${{OMP_WAIT_POLICY-unset}} $HF_HUB_OFFLINE\" > {tmp_path}/env; exit 0")
+    child(f'echo "$OMP_NUM_THREADS ${{OMP_WAIT_POLICY-unset}} $HF_HUB_OFFLINE" > {tmp_path}/env; exit 0')
     assert (tmp_path / "env").read_text() == "1 unset 1\n"
     assert "OMP_WAIT_POLICY" not in os.environ

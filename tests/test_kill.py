@@ -1,4 +1,4 @@
-"""A sweep that is killed or interrupted, by the parent or by a child, loses nothing and leaves no process behind."""
+"""A sweep that is killed or interrupted loses nothing that was finished and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -92,7 +92,11 @@ def _alive(pid: int) -> bool:
 def _that_name(out: Path) -> list[int]:
     import psutil
 
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if str(out) in (p.info["cmdline"] or []) and _alive(p.pid)]
+    return [
+        p.pid
+        for p in psutil.process_iter(["cmdline"])
+        if str(out) in (p.info["cmdline"] or []) and _alive(p.pid)
+    ]
 
 
 def _rows(run: Path) -> list[tuple]:
@@ -113,7 +117,18 @@ def start(tmp_path_factory):
     need("torch", "transformers", "evaluate", "sklearn", "accelerate", "psutil")
     root = tmp_path_factory.mktemp("kill")
     model, table = make_checkpoint(root / "model"), write_table(root / "films.csv")
-    arguments = ["sweep", str(model), "--task", "text", "--data", str(table), "--text", "text", "--label", "label"]
+    arguments = [
+        "sweep",
+        str(model),
+        "--task",
+        "text",
+        "--data",
+        str(table),
+        "--text",
+        "text",
+        "--label",
+        "label",
+    ]
     arguments += ["--recipe", "fp32", "--recipe", "bf16", "--rounds", "2", "--threads", "1"]
     env = {**os.environ, "QTOOL_CACHE": str(root / "cache"), "HF_HUB_OFFLINE": "1"}
     sweeps: list[Sweep] = []
@@ -135,7 +150,7 @@ def undisturbed(start):
 
 
 def test_a_killed_and_interrupted_sweep_ends_as_an_undisturbed_one(start, undisturbed, capsys):
-    """One run folder goes through every death in turn, so that each costs one restart and no sweep of its own."""
+    """One run folder dies every death in turn: each then costs one restart and no sweep of its own."""
     import numpy as np
 
     seed = random.randrange(10**6)

@@ -14,7 +14,20 @@ import qtool
 from qtool import plugins, recipes
 
 PACKAGE = Path(qtool.__file__).parent
-HEAVY = {"torch", "transformers", "onnx", "onnxruntime", "openvino", "nncf", "torchao", "bitsandbytes", "datasets", "evaluate", "accelerate", "sklearn"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxruntime",
+    "openvino",
+    "nncf",
+    "torchao",
+    "bitsandbytes",
+    "datasets",
+    "evaluate",
+    "accelerate",
+    "sklearn",
+}
 PARENT_ONLY = ("cli", "sweep", "listing", "doctor", "export")
 
 
@@ -41,13 +54,26 @@ def test_listing_recipes_imports_no_ml_library():
 
 def test_only_isolate_starts_processes():
     for path in PACKAGE.rglob("*.py"):
-        names = {getattr(n, "module", None) or a.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names}
+        names = {
+            getattr(n, "module", None) or a.name
+            for n in ast.walk(ast.parse(path.read_text()))
+            if isinstance(n, ast.Import | ast.ImportFrom)
+            for a in n.names
+        }
         assert path.name == "isolate.py" or not names & {"subprocess", "multiprocessing"}, path
 
 
 def test_the_child_side_does_not_import_the_parent_side():
-    children = [PACKAGE / f"{name}.py" for name in ("worker", "prepare", "models", "timing", "memory", "core", "store", "stats")]
-    for path in [*children, *(PACKAGE / "methods").glob("*.py"), *(PACKAGE / "runtimes").glob("*.py"), *(PACKAGE / "tasks").glob("*.py")]:
+    children = [
+        PACKAGE / f"{name}.py"
+        for name in ("worker", "prepare", "models", "timing", "memory", "core", "store", "stats")
+    ]
+    for path in [
+        *children,
+        *(PACKAGE / "methods").glob("*.py"),
+        *(PACKAGE / "runtimes").glob("*.py"),
+        *(PACKAGE / "tasks").glob("*.py"),
+    ]:
         assert not imports(path) & set(PARENT_ONLY), path
 
 

@@ -1,4 +1,4 @@
-"""The wheel is whole: a stranger's installation finds its recipes, its demo and its metrics without the checkout."""
+"""The wheel is whole: an installation finds recipes, demo and metrics without the checkout."""
 
 from __future__ import annotations
 
@@ -28,10 +28,31 @@ class Missing(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Missing())
 import importlib.util
 real = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: None if name.partition(".")[0] in {names!r} else real(name, package)
+def find_spec(name, package=None):
+    return None if name.partition(".")[0] in {names!r} else real(name, package)
+importlib.util.find_spec = find_spec
 """
-HEAVY = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "accelerate", "datasets", "evaluate"} | {
-    *("sklearn", "torchao", "bitsandbytes", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "pynvml"),
+HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "safetensors",
+    "accelerate",
+    "datasets",
+    "evaluate",
+} | {
+    *(
+        "sklearn",
+        "torchao",
+        "bitsandbytes",
+        "onnx",
+        "onnxscript",
+        "onnxruntime",
+        "openvino",
+        "nncf",
+        "pynvml",
+    ),
 }
 
 
@@ -50,14 +71,26 @@ def wheel(tmp_path_factory) -> Path:
 def stranger(wheel, tmp_path_factory):
     """Run a fresh environment's Python, with this one's libraries and without the checkout.
 
-    The environment's own packages come first and a `.pth` file adds the folder of the libraries. That folder's
-    own `.pth` files, the editable installation's among them, are not read.
+    The environment's own packages come first and a `.pth` file adds the folder of the libraries. That
+    folder's own `.pth` files, the editable installation's among them, are not read.
     """
     root = tmp_path_factory.mktemp("stranger")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root / "venv")], check=True, timeout=100)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(root / "venv")], check=True, timeout=100
+    )
     own = next((root / "venv").glob("lib/python3*/site-packages"))
     python = root / "venv" / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--no-deps",
+        "--no-index",
+        str(wheel),
+    ]
     done = subprocess.run(pip, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (own / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -80,7 +113,11 @@ def test_the_wheel_holds_recipes_metrics_and_the_demo_and_nothing_of_the_tests(w
     with zipfile.ZipFile(wheel) as file:
         held = set(file.namelist())
     wanted = {f"qtool/recipe_book/{path.name}" for path in (ROOT / "recipes").glob("*.yaml")}
-    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "qtool").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    wanted |= {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "qtool").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     assert len(wanted) > 60
     assert wanted <= held
     others = {name for name in held if not name.startswith(("qtool/", f"qtool-{__version__}.dist-info/"))}
@@ -94,7 +131,9 @@ def test_the_installed_command_finds_its_recipes_from_any_folder(stranger):
     assert stranger("qtool", "--version").stdout == f"qtool {__version__}\n"
     listed = stranger("qtool", "recipes")
     assert listed.returncode == 0, listed.stderr
-    names = {line.partition(":")[0] for line in listed.stdout.splitlines() if line and not line.startswith(" ")}
+    names = {
+        line.partition(":")[0] for line in listed.stdout.splitlines() if line and not line.startswith(" ")
+    }
     assert names == {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
     assert len(names) >= 8
     shown = stranger("qtool", "recipes", "bnb-nf4")
@@ -106,7 +145,9 @@ def test_the_base_installation_says_which_extra_a_recipe_needs(stranger):
     assert listed.returncode == 0, listed.stderr
     here = [line for line in listed.stdout.splitlines() if line.startswith("  here")]
     assert len(here) == len(list((ROOT / "recipes").glob("*.yaml")))
-    assert all(re.fullmatch(r"  here     no: needs \w+: pip install 'qtool\[\w+\]'", line) for line in here), here
+    assert all(
+        re.fullmatch(r"  here     no: needs \w+: pip install 'qtool\[\w+\]'", line) for line in here
+    ), here
     baseline = stranger("qtool", "recipes", "fp32", bare=True).stdout
     assert re.search(r"no: needs (torch|accelerate): pip install 'qtool\[pytorch\]'", baseline), baseline
 

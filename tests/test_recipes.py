@@ -19,7 +19,16 @@ GOOD = {
     "dtype": "bfloat16",
     "runtime": "pytorch",
 }
-CONTRACT = {"fp32", "bf16", "int8-dynamic", "torchao-int8-weight", "bnb-nf4", "fp8-weight", "onnx-int8-dynamic", "openvino-int8"}
+CONTRACT = {
+    "fp32",
+    "bf16",
+    "int8-dynamic",
+    "torchao-int8-weight",
+    "bnb-nf4",
+    "fp8-weight",
+    "onnx-int8-dynamic",
+    "openvino-int8",
+}
 
 
 def write(tmp_path, content):
@@ -82,8 +91,14 @@ def test_the_schema_accepts_every_shipped_file_and_refuses_an_unknown_key():
         ({**GOOD, "devices": ["tpu"]}, "devices.0: Input should be 'cpu' or 'cuda'"),
         ({key: GOOD[key] for key in GOOD if key != "method"}, "key 'method' is missing"),
         ({**GOOD, "method": "torch_dynamic"}, "torch_dynamic needs dtype float32, found bfloat16"),
-        ({**GOOD, "method": "bitsandbytes", "quantize": {"scheme": "nf5"}}, "scheme: Input should be 'nf4', found 'nf5'"),
-        ({**GOOD, "calibration": {"rows": 0}}, "calibration.rows: Input should be greater than or equal to 1"),
+        (
+            {**GOOD, "method": "bitsandbytes", "quantize": {"scheme": "nf5"}},
+            "scheme: Input should be 'nf4', found 'nf5'",
+        ),
+        (
+            {**GOOD, "calibration": {"rows": 0}},
+            "calibration.rows: Input should be greater than or equal to 1",
+        ),
         ("name: [", "is not valid YAML"),
         ("- a\n- b\n", "holds list, expected a mapping"),
         ("", "holds NoneType, expected a mapping"),
@@ -124,8 +139,12 @@ def test_a_missing_cpu_flag_is_a_reason_and_one_of_several_is_enough(monkeypatch
     monkeypatch.setattr(host, "installed", lambda package: "1")
     monkeypatch.setattr(host, "cpu_flags", lambda: frozenset({"avx2"}))
     base = recipes.find("bf16")[0]
-    wanting = base.model_copy(update={"requires": base.requires.model_copy(update={"cpu_flags": ["amx_bf16", "avx512_bf16"]})})
-    assert recipes.why_not(wanting, "cpu") == recipes.Why("needs a CPU with amx_bf16 or avx512_bf16", "use another machine")
+    wanting = base.model_copy(
+        update={"requires": base.requires.model_copy(update={"cpu_flags": ["amx_bf16", "avx512_bf16"]})}
+    )
+    assert recipes.why_not(wanting, "cpu") == recipes.Why(
+        "needs a CPU with amx_bf16 or avx512_bf16", "use another machine"
+    )
     monkeypatch.setattr(host, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
     assert recipes.why_not(wanting, "cpu") is None
 
@@ -138,7 +157,13 @@ def test_no_calibration_rows_is_a_reason(monkeypatch):
 
 
 def test_an_expectation_that_is_not_met_is_named():
-    expect = Expect(weight_share={"int8": 0.9}, changed_modules=3, engine={"HINT": "f32"}, autocast="bfloat16", compiled_graphs=1)
+    expect = Expect(
+        weight_share={"int8": 0.9},
+        changed_modules=3,
+        engine={"HINT": "f32"},
+        autocast="bfloat16",
+        compiled_graphs=1,
+    )
     audit = Audit({"int8": 89, "float32": 11}, {}, {"Linear4bit": 2}, {"HINT": "bf16"}, 0, "float32")
     assert unmet(expect, audit) == [
         "89.0% of the weight bytes are int8, expected at least 90.0%",

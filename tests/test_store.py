@@ -12,8 +12,15 @@ from qtool.core import Measurement, QtoolError
 
 def measurement(trial="t", status="ok", number=1):
     return Measurement(
-        trial_id=trial, recipe="fp32", device="cpu", batch_size=1, stage="measure", round=number,
-        status=status, samples={"latency_s": [0.25, 0.5]}, started_at="2026-01-01T00:00:00+00:00",
+        trial_id=trial,
+        recipe="fp32",
+        device="cpu",
+        batch_size=1,
+        stage="measure",
+        round=number,
+        status=status,
+        samples={"latency_s": [0.25, 0.5]},
+        started_at="2026-01-01T00:00:00+00:00",
     )
 
 
@@ -52,7 +59,9 @@ def test_not_a_number_is_never_written(tmp_path):
     assert (tmp_path / "results.jsonl").read_bytes() == b""
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", "null", '{"schema_version": "1"}', "{", '{"schema_version": 2}'])
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", "null", '{"schema_version": "1"}', "{", '{"schema_version": 2}']
+)
 def test_a_line_that_is_no_measurement_is_named_by_its_number(tmp_path, line):
     good = json.dumps(measurement().model_dump())
     (tmp_path / "results.jsonl").write_text(f"{good}\n{line}\n")

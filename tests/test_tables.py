@@ -40,7 +40,9 @@ def test_other_unicode_line_separators_stay_inside_a_text(tmp_path):
 
 
 def test_columns_are_found_by_name_in_any_order(tmp_path):
-    path = put(tmp_path, "t.jsonl", '{"y": 1, "extra": null, "q": "b", "x": "a"}\n\n{"x": "c", "q": "d", "y": 0}\n')
+    path = put(
+        tmp_path, "t.jsonl", '{"y": 1, "extra": null, "q": "b", "x": "a"}\n\n{"x": "c", "q": "d", "y": 0}\n'
+    )
     table = read(path, "x", "q", "y")
     assert (table.texts, table.pairs, table.labels) == (["a", "c"], ["b", "d"], [1, 0])
 
@@ -50,7 +52,9 @@ def test_parquet_gives_the_same_table_as_csv(tmp_path):
     import pyarrow
     import pyarrow.parquet
 
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": ["x", "y"]}), tmp_path / "t.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": ["a", "b"], "label": ["x", "y"]}), tmp_path / "t.parquet"
+    )
     put(tmp_path, "t.csv", "text,label\na,x\nb,y\n")
     a, b = (read(tmp_path / name, "text", None, "label") for name in ("t.parquet", "t.csv"))
     assert (a.texts, a.labels) == (b.texts, b.labels)
@@ -67,7 +71,11 @@ def test_parquet_gives_the_same_table_as_csv(tmp_path):
         ("t.tsv", "sentence\tlabel\na\t1\tx\n", "line 2 has 3 fields"),
         ("t.tsv", "sentence\tlabel\na\t1\n\t1\n", "line 3: column 'sentence' holds '', expected text"),
         ("t.tsv", "sentence\tlabel\na\t\n", "line 2: column 'label' holds '', expected a label"),
-        ("t.tsv", "sentenc\tlabel\na\t1\n", "has no column 'sentence'. Did you mean 'sentenc'? It has: sentenc, label"),
+        (
+            "t.tsv",
+            "sentenc\tlabel\na\t1\n",
+            "has no column 'sentence'. Did you mean 'sentenc'? It has: sentenc, label",
+        ),
         ("t.tsv", "sentence\tlabel\tlabel\na\t1\t1\n", "column 'label' stands twice"),
         ("t.csv", 'sentence,label\n"open,1\n', "Check the quoting"),
         ("t.jsonl", '{"sentence": "a", "label": 1}\nnot json\n', "line 2 is not JSON"),
@@ -155,7 +163,9 @@ def test_an_unknown_task_gets_a_suggestion():
         ("spearman", [1.0, 2.0, 9.0], [3.0, 2.0, 1.0], -1.0),
     ],
 )
-def test_a_metric_equals_its_hand_count_and_loads_without_the_hub(name, predictions, references, expected, tmp_path, monkeypatch):
+def test_a_metric_equals_its_hand_count_and_loads_without_the_hub(
+    name, predictions, references, expected, tmp_path, monkeypatch
+):
     need("evaluate", "sklearn")
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path))
     from qtool import metrics

@@ -53,7 +53,7 @@ def build_model(dest: Path) -> None:
     The same bytes on every machine. `dest` appears only when it is whole. Raises `QtoolError` when `dest`
     exists already, and what `find_base` raises.
     """
-    from safetensors.numpy import load_file, save_file
+    from safetensors.numpy import load_file, save
 
     if dest.exists():
         raise QtoolError(f"{dest} exists already; remove it or name a new folder for the demo model")
@@ -64,7 +64,8 @@ def build_model(dest: Path) -> None:
         folder = Path(scratch) / "model"
         folder.mkdir()
         weights = merge(load_file(base / "model.safetensors"), load_file(DELTA))
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        # save_file would make a file that only its owner may read, whatever the umask.
+        (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
         for name in ("config.json", "tokenizer_config.json"):
             shutil.copyfile(_HERE / name, folder / name)
         _write_tokenizer(base / "tokenizer.json", folder / "tokenizer.json")

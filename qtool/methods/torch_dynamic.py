@@ -34,18 +34,20 @@ def build(job: BuildJob) -> Any:
     """Quantise every Linear and save int8 weights, scales and the rest as plain safetensors, without pickle."""
     import torch
     from safetensors.torch import save_file
+    from torch.ao.nn.quantized.dynamic import Linear
+    from torch.ao.quantization.qconfig import default_dynamic_qconfig, per_channel_dynamic_qconfig
+    from torch.ao.quantization.quantize import quantize_dynamic
     from transformers import AutoModelForSequenceClassification
 
     options = Options(**job.recipe.quantize)
     model = AutoModelForSequenceClassification.from_pretrained(job.model_dir, dtype=torch.float32).eval()
-    quantization = torch.ao.quantization
-    config = quantization.per_channel_dynamic_qconfig if options.per_channel else quantization.default_dynamic_qconfig
+    config = per_channel_dynamic_qconfig if options.per_channel else default_dynamic_qconfig
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the deprecation is known, see above
-        quantized = quantization.quantize_dynamic(model, {torch.nn.Linear: config}, dtype=torch.qint8)
+        quantized = quantize_dynamic(model, {torch.nn.Linear: config}, dtype=torch.qint8)
     tensors = dict(quantized.named_parameters()) | dict(quantized.named_buffers())
     for name, module in quantized.named_modules():
-        if isinstance(module, torch.ao.nn.quantized.dynamic.Linear):
+        if isinstance(module, Linear):
             weight = module.weight()
             per_channel = weight.qscheme() == torch.per_channel_affine
             scales = weight.q_per_channel_scales() if per_channel else torch.tensor([weight.q_scale()])
@@ -63,6 +65,7 @@ def open_model(artifact: Path, device: str) -> Any:
     """Rebuild the quantised module from `config.json` and `model.safetensors`; runs on a CPU only."""
     import torch
     from safetensors.torch import load_file
+    from torch.ao.nn.quantized.dynamic import Linear
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     tensors = load_file(artifact / "model.safetensors")
@@ -72,10 +75,10 @@ def open_model(artifact: Path, device: str) -> Any:
         ints, scale = tensors.pop(f"{name}.weight_int8"), tensors.pop(f"{name}.weight_scale")
         if len(scale) == len(ints):
             zeros = torch.zeros(len(scale), dtype=torch.int64)
-            weight = torch._make_per_channel_quantized_tensor(ints, scale, zeros, 0)
+            weight = torch._make_per_channel_quantized_tensor(ints, scale, zeros, 0)  # pyright: ignore
         else:
-            weight = torch._make_per_tensor_quantized_tensor(ints, float(scale), 0)
-        linear = torch.ao.nn.quantized.dynamic.Linear(ints.shape[1], ints.shape[0])
+            weight = torch._make_per_tensor_quantized_tensor(ints, float(scale), 0)  # pyright: ignore
+        linear = Linear(ints.shape[1], ints.shape[0])
         linear.set_weight_bias(weight, tensors.pop(f"{name}.bias", None))
         model.set_submodule(name, linear)
     for name, tensor in tensors.items():

@@ -9,8 +9,10 @@ class Metric(evaluate.Metric):
     """Classes as whole numbers."""
 
     def _info(self):
-        features = datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")})
+        features = datasets.Features(
+            {"predictions": datasets.Value("int64"), "references": datasets.Value("int64")}
+        )
         return evaluate.MetricInfo(description=__doc__ or "", citation="", features=features)
 
-    def _compute(self, predictions, references):
+    def _compute(self, *, predictions=None, references=None, **kwargs):
         return {"matthews_correlation": float(matthews_corrcoef(references, predictions))}

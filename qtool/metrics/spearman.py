@@ -9,8 +9,10 @@ class Metric(evaluate.Metric):
     """Real values."""
 
     def _info(self):
-        features = datasets.Features({"predictions": datasets.Value("float64"), "references": datasets.Value("float64")})
+        features = datasets.Features(
+            {"predictions": datasets.Value("float64"), "references": datasets.Value("float64")}
+        )
         return evaluate.MetricInfo(description=__doc__ or "", citation="", features=features)
 
-    def _compute(self, predictions, references):
-        return {"spearman": float(spearmanr(references, predictions)[0])}
+    def _compute(self, *, predictions=None, references=None, **kwargs):
+        return {"spearman": float(spearmanr(references, predictions).statistic)}  # pyright: ignore

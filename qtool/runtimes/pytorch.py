@@ -37,7 +37,9 @@ def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
         return own(artifact, device)
     from transformers import AutoModelForSequenceClassification
 
-    model = AutoModelForSequenceClassification.from_pretrained(artifact, dtype="auto", device_map={"": device})
+    model = AutoModelForSequenceClassification.from_pretrained(
+        artifact, dtype="auto", device_map={"": device}
+    )
     return model.eval()
 
 
@@ -63,7 +65,10 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
 
     def audit() -> Audit:
         found = describe(model)
-        found.engine = {"capability": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads())}
+        found.engine = {
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "threads": str(torch.get_num_threads()),
+        }
         if recipe.compile:
             found.compiled_graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         found.autocast = seen.get("dtype")
@@ -75,13 +80,14 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
 def describe(model: Any) -> Audit:
     """What the module holds: bytes by storage type (each storage once), linear weights by the type that counts."""
     import torch
+    from torch.ao.nn.quantized import dynamic
 
     storages: dict[int, tuple[str, int]] = {}
     linear: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for _, module in model.named_modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        packed = isinstance(module, torch.ao.nn.quantized.dynamic.Linear)
+        packed = isinstance(module, dynamic.Linear)
         if packed:
             own += [tensor for tensor in (module.weight(), module.bias()) if tensor is not None]
         for tensor in (part for whole in own for part in _plain_parts(whole)):

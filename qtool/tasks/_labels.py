@@ -42,7 +42,9 @@ def match(
             _refuse(label, documented or list(numbers), id2label)
     if documented is not None and nameless:
         order = ", ".join(f"{index}={name}" for index, name in enumerate(documented))
-        notes.append(f"the checkpoint does not name its classes: the task's documented order was taken ({order})")
+        notes.append(
+            f"the checkpoint does not name its classes: the task's documented order was taken ({order})"
+        )
     return [mapping[label] for label in found], notes
 
 

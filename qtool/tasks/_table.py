@@ -44,7 +44,9 @@ def read(path: Path, text: str, text_pair: str | None, label: str | None, *, quo
     Raises QtoolError for a file that cannot be read, a missing column or a malformed row.
     """
     if path.suffix not in SUFFIXES:
-        raise QtoolError(f"cannot tell what kind of table {path} is. Its name should end in {', '.join(SUFFIXES)}.")
+        raise QtoolError(
+            f"cannot tell what kind of table {path} is. Its name should end in {', '.join(SUFFIXES)}."
+        )
     if path.is_dir() or not path.is_file():
         raise QtoolError(f"there is no table at {path}. Give the path of a file.")
     if path.suffix == ".parquet":
@@ -52,11 +54,15 @@ def read(path: Path, text: str, text_pair: str | None, label: str | None, *, quo
     elif path.suffix == ".jsonl":
         columns, rows = _json_lines(path)
     else:
-        columns, rows = _delimited(path, "," if path.suffix == ".csv" else "\t", quoted or path.suffix == ".csv")
+        columns, rows = _delimited(
+            path, "," if path.suffix == ".csv" else "\t", quoted or path.suffix == ".csv"
+        )
     wanted = [name for name in (text, text_pair, label) if name is not None]
     for name in wanted:
         if name not in columns:
-            raise QtoolError(f"{path} has no column '{name}'.{did_you_mean(name, columns)} It has: {', '.join(columns)}.")
+            raise QtoolError(
+                f"{path} has no column '{name}'.{did_you_mean(name, columns)} It has: {', '.join(columns)}."
+            )
     picked: dict[str, list[Any]] = {name: [] for name in wanted}
     for line, row in rows:
         for name in wanted:
@@ -70,7 +76,10 @@ def read(path: Path, text: str, text_pair: str | None, label: str | None, *, quo
     if not picked[text]:
         raise QtoolError(f"{path} has no rows. Give a table with at least one example.")
     return Table(
-        picked[text], picked[text_pair] if text_pair else None, picked[label] if label else None, str(path.name)
+        picked[text],
+        picked[text_pair] if text_pair else None,
+        picked[label] if label else None,
+        str(path.name),
     )
 
 
@@ -104,14 +113,20 @@ def _delimited(path: Path, delimiter: str, quoted: bool) -> tuple[list[str], Row
             raise QtoolError(f"{path} line {reader.line_num}: {error}. Check the quoting.") from None
     else:
         lines = text.split("\n")  # not splitlines: texts may hold other line separators
-        rows = [(n, line.removesuffix("\r").split(delimiter)) for n, line in enumerate(lines, 1) if line.strip("\r")]
+        rows = [
+            (n, line.removesuffix("\r").split(delimiter))
+            for n, line in enumerate(lines, 1)
+            if line.strip("\r")
+        ]
     header = rows[0][1]
     if len(set(header)) != len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise QtoolError(f"{path}: column '{twice}' stands twice in the header. Rename one.")
     for line, fields in rows[1:]:
         if len(fields) != len(header):
-            raise QtoolError(f"{path} line {line} has {len(fields)} fields, the header has {len(header)}. Mend the row.")
+            raise QtoolError(
+                f"{path} line {line} has {len(fields)} fields, the header has {len(header)}. Mend the row."
+            )
     return header, [(line, dict(zip(header, fields, strict=True))) for line, fields in rows[1:]]
 
 
@@ -123,7 +138,9 @@ def _json_lines(path: Path) -> tuple[list[str], Rows]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise QtoolError(f"{path} line {number} is not JSON: {error.msg}. Put one object on each line.") from None
+            raise QtoolError(
+                f"{path} line {number} is not JSON: {error.msg}. Put one object on each line."
+            ) from None
         if not isinstance(row, dict):
             raise QtoolError(f"{path} line {number} holds {type(row).__name__}, expected an object.")
         rows.append((number, row))

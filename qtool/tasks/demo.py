@@ -25,7 +25,9 @@ TASKS = (
 def load(task: Task, split: str | None, data: Path | None) -> Table:
     """The evaluation table, or the calibration rows for the training split."""
     if data is not None:
-        raise QtoolError("task demo ships with qtool and takes no --data. Use --task text for your own table.")
+        raise QtoolError(
+            "task demo ships with qtool and takes no --data. Use --task text for your own table."
+        )
     if split not in (None, "train", "validation", "dev"):
         raise QtoolError(f"task demo has no split '{split}'. Known: train, validation.")
     path = demo.CALIBRATION_TABLE if split == "train" else demo.EVAL_TABLE

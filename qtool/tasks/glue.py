@@ -50,10 +50,14 @@ def reachable(task: Task) -> tuple[bool, str]:
 
 def _from_folder(task: Task, split: str, data: Path) -> Table:
     if not data.is_dir():
-        raise QtoolError(f"--data {data} is not a folder; task {task.name} reads a folder in GLUE's TSV form, or use --task text for a table.")
+        raise QtoolError(
+            f"--data {data} is not a folder; task {task.name} reads a folder in GLUE's TSV form, or use --task text for a table."
+        )
     folder = next((f for f in (data / FOLDERS[task.name], data) if (f / FILES["validation"]).is_file()), None)
     if folder is None:
-        raise QtoolError(f"no {FOLDERS[task.name]}/dev.tsv in {data}. Give the folder that holds {FOLDERS[task.name]}/.")
+        raise QtoolError(
+            f"no {FOLDERS[task.name]}/dev.tsv in {data}. Give the folder that holds {FOLDERS[task.name]}/."
+        )
     path = folder / FILES[split]
     if not path.is_file():
         raise Unavailable(f"{path} does not exist")
@@ -62,15 +66,20 @@ def _from_folder(task: Task, split: str, data: Path) -> Table:
 
 def _from_hub(task: Task, split: str) -> Table:
     import datasets
+    from datasets.exceptions import DatasetsError
 
     if not os.environ.get("HF_HUB_OFFLINE"):
         up, sentence = host.hub_status()
         if not up:
-            raise QtoolError(f"task {task.name} comes from the hub, {sentence}. Give --data DIR with {FOLDERS[task.name]}/dev.tsv.")
+            raise QtoolError(
+                f"task {task.name} comes from the hub, {sentence}. Give --data DIR with {FOLDERS[task.name]}/dev.tsv."
+            )
     try:
         rows = datasets.load_dataset(HUB, task.name, split=split)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, DatasetsError) as error:
         first = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-        raise QtoolError(f"cannot load {HUB} ({task.name}, {split}): {first}. Give --data DIR with {FOLDERS[task.name]}/dev.tsv.") from None
+        raise QtoolError(
+            f"cannot load {HUB} ({task.name}, {split}): {first}. Give --data DIR with {FOLDERS[task.name]}/dev.tsv."
+        ) from None
     pairs = list(rows[task.text_pair]) if task.text_pair else None
     return Table(list(rows[task.text]), pairs, list(rows[task.label]), f"{HUB} {task.name} {split}")

@@ -23,11 +23,15 @@ TASKS = (
 def load(task: Task, split: str | None, data: Path | None) -> Table:
     """The whole file. Raises QtoolError when it is missing or wrong, Unavailable for a training split."""
     if data is None:
-        raise QtoolError("task text reads your own table: give --data FILE, --text COLUMN and --label COLUMN.")
+        raise QtoolError(
+            "task text reads your own table: give --data FILE, --text COLUMN and --label COLUMN."
+        )
     if split == "train":
         raise Unavailable("a table of one's own has no training split")
     if split is not None:
-        raise QtoolError(f"a table has no splits, found --split {split}. Give the split's own file with --data.")
+        raise QtoolError(
+            f"a table has no splits, found --split {split}. Give the split's own file with --data."
+        )
     return read(data, task.text, task.text_pair, task.label or None)
 
 
