@@ -139,12 +139,19 @@ def run_script(script: str, *arguments: object, threads: int, python: Path | str
     """
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     env |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    done = subprocess.run(
-        [python, "-c", script, *map(str, arguments)], capture_output=True, text=True, env=env, check=False
-    )
+    done = run_apart([python, "-c", script, *map(str, arguments)], env)
     if done.returncode:
         raise SystemExit(f"the peer's process ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_apart(command: Sequence[Any], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a peer to its end in a session of its own, its output captured."""
+    # Linux shares the CPUs between sessions (sched_autogroup) and qtool's children lead one each: a peer in
+    # the benchmark's own session would be given another share of a busy machine.
+    return subprocess.run(
+        command, capture_output=True, text=True, env=env, check=False, start_new_session=True
+    )
 
 
 def alternate(rounds: int, peers: dict[str, Callable[[], T]]) -> dict[str, list[T]]:

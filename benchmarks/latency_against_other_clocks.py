@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -122,7 +121,7 @@ def benchmark_app(ir: Path, inputs: dict[str, Path], shape: str, bench: common.B
     command += ["-data_shape", ",".join(name + shape for name in names)]
     command += ["-i", *(f"{name}:{inputs[name]}" for name in names)]
     env = {**os.environ, "OMP_NUM_THREADS": str(bench.threads)}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, check=False)
+    done = common.run_apart(list(map(str, command)), env)
     median_s = read_median(done.stdout)
     if done.returncode or median_s is None:
         raise SystemExit(f"benchmark_app ended with {done.returncode}: {(done.stdout + done.stderr)[-800:]}")

@@ -168,7 +168,11 @@ def _load(folder: Path, weights: list[Path]) -> tuple[Any, set[str]]:
             ) from None
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True, local_files_only=True
+            folder,
+            dtype=torch.float32,
+            output_loading_info=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
         )
     # transformers raises whatever the config's values lead to; the message is the user's best lead
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, SafetensorError) as error:
@@ -243,7 +247,7 @@ def _from_hub(hub_id: str, revision: str | None, asked: str) -> tuple[Path, str 
         ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         raise QtoolError(
-            f"'{hub_id}' is not in the local cache and HF_HUB_OFFLINE is set. Unset it, or give a model folder."
+            f"'{hub_id}' is not in the local cache and HF_HUB_OFFLINE is set.{_near_alias(asked)} Unset it, or give a model folder."
         ) from None
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise QtoolError(

@@ -1,8 +1,7 @@
-"""Plans a sweep, builds, scores and measures its trials in child processes, and resumes what is missing."""
+"""Runs a plan: builds, scores and measures its trials in child processes, and resumes what is missing."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import random
@@ -11,15 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from qtool import host, isolate, plugins, recipes, store
+from qtool import host, isolate, recipes, store
 from qtool.core import (
     BASELINE,
-    Device,
     Measurement,
     QtoolError,
     Recipe,
@@ -28,57 +26,21 @@ from qtool.core import (
     content_hash,
     file_hash,
 )
+from qtool.plan import (
+    STAGE_S,
+    Options,
+    Plan,
+    artifact_place,
+    check_resume,
+    describe,
+    make_plan,
+    minutes,
+    now,
+    run_record,
+    stage_counts,
+)
 
 PROBE_TIMEOUT_S = 1800.0
-# Guesses before the first child of a stage has ended, for the estimate only.
-STAGE_S = {"build": 15.0, "score": 15.0, "measure": 14.0, "harness": 3.0}
-
-
-@dataclass
-class Options:
-    """What the command line asks for. `devices`, `batch_sizes` and `patterns` keep their order."""
-
-    model: str
-    revision: str | None
-    task: str | None
-    data: str | None
-    text: str | None
-    text_pair: str | None
-    label: str | None
-    metric: str | None
-    patterns: list[str]
-    devices: list[Device]
-    batch_sizes: list[int]
-    seq_len: int | None
-    rounds: int
-    limit: int | None
-    split: str | None
-    calibration: str | None
-    score: bool
-    threads: int
-    timeout_s: float
-    out: Path | None
-    resume: bool
-    dry_run: bool
-    seed: int = 0
-
-
-@dataclass
-class Plan:
-    """What the probe found and what follows: the trials, and why some will not run."""
-
-    options: Options
-    recipes: dict[str, Recipe]
-    probed: dict[str, Any]
-    data_dir: Path
-    trials: list[Trial] = field(default_factory=list)
-    skipped: dict[str, recipes.Why] = field(default_factory=dict)
-    artifacts: dict[str, str] = field(default_factory=dict)
-    """Recipe name to the key of its artifact in the cache."""
-
-    @property
-    def runnable(self) -> list[Trial]:
-        return [trial for trial in self.trials if trial.id not in self.skipped]
 
 
 def run(options: Options) -> int:
@@ -98,7 +60,7 @@ def run(options: Options) -> int:
         print(describe(plan))
         return 0
     if options.resume:
-        _check_resume(out, plan)
+        check_resume(out, plan)
     try:
         out.mkdir(parents=True, exist_ok=True)
         writer = store.Writer(out)
@@ -198,154 +160,6 @@ def _probe(options: Options, chosen: dict[str, Recipe]) -> tuple[dict[str, Any],
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def make_plan(options: Options, chosen: dict[str, Recipe], probed: dict[str, Any], data_dir: Path) -> Plan:
-    """One trial for each recipe, device and batch size, in that order; skips with their reasons."""
-    plan = Plan(options, chosen, probed, data_dir)
-    data, model = probed["data"], probed["model"]
-    for name, recipe in chosen.items():
-        plan.artifacts[name] = artifact_key(recipe, model["content"], data["calibration_hash"])
-    for device in options.devices:
-        for batch_size in options.batch_sizes:
-            for name, recipe in chosen.items():
-                trial = Trial(
-                    model=model["content"],
-                    revision=model["revision"],
-                    recipe=name,
-                    fingerprint=_deployment(recipe, plan.artifacts[name]),
-                    task=options.task,
-                    data_hash=data["data_hash"],
-                    limit=options.limit,
-                    calibration_hash=data["calibration_hash"] if recipe.calibration else None,
-                    device=device,
-                    batch_size=batch_size,
-                    seq_len=options.seq_len,
-                    threads=options.threads,
-                    seed=options.seed,
-                )
-                plan.trials.append(trial)
-                why = recipes.why_not(recipe, device, has_calibration=data["calibration_rows"] > 0)
-                if why:
-                    plan.skipped[trial.id] = why
-    return plan
-
-
-def artifact_key(recipe: Recipe, model_content: str, calibration_hash: str | None) -> str:
-    """Hash of all that decides an artifact: model, recipe, the method's code, library versions, calibration."""
-    method = plugins.load("methods", recipe.method)
-    versions = {package: host.installed(package) for package in method.PACKAGES}
-    code = file_hash(Path(inspect.getfile(method)))
-    calibration = calibration_hash if recipe.calibration else None
-    return content_hash([model_content, recipe.content(), code, versions, calibration])[:16]
-
-
-def _deployment(recipe: Recipe, artifact: str) -> str:
-    """Hash of an artifact together with how it is run: what a score belongs to."""
-    return content_hash([artifact, recipe.runtime, recipe.runtime_options, recipe.compile])[:16]
-
-
-def run_record(plan: Plan) -> dict[str, Any]:
-    """`run.json`: everything but the measurements, and no path of this machine beyond what was typed."""
-    probed, options = plan.probed, plan.options
-    machine = host.fingerprint()
-    model = {key: value for key, value in probed["model"].items() if key != "folder"}
-    return {
-        "schema": store.SCHEMA,
-        "model": options.model,
-        "task": probed["task"]["name"] if options.score else None,
-        "metric": probed["task"]["score"] if options.score else None,
-        "metrics": probed["task"]["metrics"] if options.score else [],
-        "limit": options.limit,
-        "rounds": options.rounds,
-        "plan": [
-            {
-                "trial_id": trial.id,
-                "description": plan.recipes[trial.recipe].description,
-                **trial.model_dump(include={"recipe", "device", "batch_size", "fingerprint"}),
-            }
-            for trial in plan.trials
-        ],
-        "host": {**machine, "hash": host.fingerprint_hash(machine)},
-        "versions": host.versions(),
-        "args": comparable(options),
-        "model_info": model,
-        "data": probed["data"],
-        "notes": probed["data"]["notes"],
-        "recipes": {name: recipe.model_dump() for name, recipe in plan.recipes.items()},
-        "started_at": _now(),
-    }
-
-
-def comparable(options: Options) -> dict[str, Any]:
-    """The arguments that decide numbers: a resumed sweep must repeat them."""
-    left_out = ("out", "resume", "dry_run", "timeout_s")
-    return {key: value for key, value in vars(options).items() if key not in left_out}
-
-
-def _check_resume(out: Path, plan: Plan) -> None:
-    """Raises QtoolError naming the first thing that differs from the run in `out`."""
-    before, now = store.read_run(out), run_record(plan)
-    for what in ("args", "versions", "model_info", "data", "recipes"):
-        for key in sorted({*before[what], *now[what]}):
-            was, found = before[what].get(key), now[what].get(key)
-            if was != found:
-                names = {
-                    "args": f"argument {key}",
-                    "versions": f"version of {key}",
-                    "recipes": f"recipe {key}",
-                }
-                raise QtoolError(
-                    f"cannot resume {out}: {names.get(what, f'{what} {key}')} was {_short(was)}, now {_short(found)}."
-                    " Restore it, or start a new run with another --out."
-                )
-    if before["host"]["hash"] != now["host"]["hash"]:
-        changed = [key for key in now["host"] if before["host"].get(key) != now["host"][key]]
-        raise QtoolError(
-            f"cannot resume {out}: it ran on another host ({', '.join(changed)} differ). Start a new run."
-        )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def describe(plan: Plan) -> str:
-    """The plan in words for --dry-run: trials, skips with reasons, an estimate of time and disk."""
-    options, model, data = plan.options, plan.probed["model"], plan.probed["data"]
-    lines = [
-        f"model    {options.model}: {model['parameters'] / 1e6:.1f} M parameters, {model['weight_bytes'] / 1e6:.0f} MB",
-        f"data     {data['source']}: {data['rows']} rows, {data['mean_tokens']:.0f} tokens on average",
-        f"run      {options.rounds} rounds, {options.threads} threads, into {options.out}",
-    ]
-    for trial in plan.trials:
-        why = plan.skipped.get(trial.id)
-        key = plan.artifacts[trial.recipe]
-        state = f"skipped: {why}" if why else ("artifact cached" if _artifact(key).is_dir() else "to build")
-        lines.append(f"  {trial.recipe:24} {trial.device:5} batch {trial.batch_size:<4} {state}")
-    seconds = sum(STAGE_S[stage] * count for stage, count in _stage_counts(plan).items())
-    new = {t.recipe for t in plan.runnable if not _artifact(plan.artifacts[t.recipe]).is_dir()}
-    # no recipe of the book stores more than its base type does
-    size = sum(model["weight_bytes"] * (1.0 if plan.recipes[n].dtype == "float32" else 0.5) for n in new)
-    lines.append(
-        f"estimate about {_minutes(seconds)}, at most {size / 1e6:.0f} MB of new artifacts in the cache"
-    )
-    return "\n".join(lines)
-
-
-def _stage_counts(plan: Plan) -> dict[str, int]:
-    deployments = {(t.recipe, t.device) for t in plan.runnable}
-    return {
-        "build": len({name for name, _ in deployments}),
-        "score": len(deployments),
-        "harness": 1,
-        "measure": len(plan.runnable) * plan.options.rounds,
-    }
-
-
-def _artifact(key: str) -> Path:
-    return cache_dir() / "artifacts" / key
-
-
 class _Say:
     """Progress as plain lines on standard error: whole, and only while no child is timing."""
 
@@ -361,7 +175,7 @@ class _Say:
         for name, count in self.left.items():
             seen = self.done.get(name)
             seconds += count * (sum(seen) / len(seen) if seen else STAGE_S[name])
-        self(f"{text:<50} {_minutes(seconds)} left")
+        self(f"{text:<50} {minutes(seconds)} left")
 
     def finished(self, stage: str, seconds: float) -> None:
         self.left[stage] = max(0, self.left.get(stage, 0) - 1)
@@ -382,7 +196,7 @@ class _Sweep:
         self.dead: set[str] = set()
         """Ids of trials with a stage that did not end well: their later stages are left out."""
         self.host_hash = host.fingerprint_hash(host.fingerprint())
-        say.left = _stage_counts(plan)
+        say.left = stage_counts(plan)
 
     def go(self) -> None:
         for trial in self.plan.trials:
@@ -433,7 +247,7 @@ class _Sweep:
     def _still_there(self, trial: Trial, stage: str) -> bool:
         """A whole line is not enough where the file it speaks of was deleted since."""
         if stage == "build":
-            return _artifact(self.plan.artifacts[trial.recipe]).is_dir()
+            return artifact_place(self.plan.artifacts[trial.recipe]).is_dir()
         if stage == "score" and self.plan.options.score:
             return self._predictions(trial).is_file()
         return True
@@ -459,7 +273,7 @@ class _Sweep:
                     "samples": samples,
                     "values": values,
                     "host": self.host_hash,
-                    "started_at": _now(),
+                    "started_at": now(),
                     "error": outcome.error,
                     "next_step": outcome.next_step,
                 }
@@ -477,7 +291,7 @@ class _Sweep:
                 "recipe": self.plan.recipes[trial.recipe].model_dump(),
                 "model_dir": self.plan.probed["model"]["folder"],
                 "data": str(self.plan.data_dir),
-                "artifact": str(_artifact(self.plan.artifacts[trial.recipe])),
+                "artifact": str(artifact_place(self.plan.artifacts[trial.recipe])),
                 "device": trial.device,
                 "threads": self.plan.options.threads,
                 **spec,
@@ -489,7 +303,7 @@ class _Sweep:
 
     def _build(self, trial: Trial) -> isolate.Outcome:
         """Find the artifact in the cache, or build it beside its place and rename it when it is whole."""
-        place = _artifact(self.plan.artifacts[trial.recipe])
+        place = artifact_place(self.plan.artifacts[trial.recipe])
         values: dict[str, Any] = {"artifact": place.name}
         if not _is_whole(place):
             shutil.rmtree(place, ignore_errors=True)
@@ -537,11 +351,3 @@ def _is_whole(place: Path) -> bool:
         (place / "model" / name).is_file() and file_hash(place / "model" / name) == digest
         for name, digest in files.items()
     )
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -28,7 +28,7 @@ HEAVY = {
     "accelerate",
     "sklearn",
 }
-PARENT_ONLY = ("cli", "sweep", "listing", "doctor", "export")
+PARENT_ONLY = ("cli", "sweep", "plan", "listing", "doctor", "export")
 
 
 def imports(path: Path) -> set[str]:

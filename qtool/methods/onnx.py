@@ -63,7 +63,7 @@ def build(job: BuildJob) -> bytes:
     if size >= MAX_FILE_BYTES:
         raise QtoolError(
             f"the weights have {size} bytes and an ONNX file holds at most {MAX_FILE_BYTES}."
-            " Use a recipe of another method, such as openvino-int8."
+            " Use a recipe of another method, such as openvino."
         )
     path = job.out / "model.onnx"
     tokenizer = AutoTokenizer.from_pretrained(job.model_dir)
