@@ -132,25 +132,33 @@ def _run(stage: str, spec: dict[str, Any], logs: Path, threads: int, *, offline:
     return outcome.values
 
 
-def run_script(script: str, *arguments: object, threads: int, python: Path | str = sys.executable) -> Any:
-    """Run a program in a fresh process and read the JSON on the last line that it prints.
+def run_script(
+    script: str,
+    *arguments: object,
+    threads: int,
+    python: Path | str = sys.executable,
+    folder: Path | None = None,
+) -> Any:
+    """Run a program in a fresh process, in `folder`, and read the JSON on the last line that it prints.
 
     Raises SystemExit with the end of its output where it fails.
     """
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     env |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    done = run_apart([python, "-c", script, *map(str, arguments)], env)
+    done = run_apart([python, "-c", script, *map(str, arguments)], env, folder)
     if done.returncode:
         raise SystemExit(f"the peer's process ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_apart(command: Sequence[Any], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def run_apart(
+    command: Sequence[Any], env: dict[str, str], folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a peer to its end in a session of its own, its output captured."""
     # Linux shares the CPUs between sessions (sched_autogroup) and qtool's children lead one each: a peer in
     # the benchmark's own session would be given another share of a busy machine.
     return subprocess.run(
-        command, capture_output=True, text=True, env=env, check=False, start_new_session=True
+        command, capture_output=True, text=True, env=env, cwd=folder, check=False, start_new_session=True
     )
 
 

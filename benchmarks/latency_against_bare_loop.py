@@ -87,7 +87,7 @@ def main() -> None:
         python = None
         if options.peer:
             options.seq_len = options.seq_len or PEER_SEQ_LEN
-            python = make_environment(options.env or Path(folder) / "env")
+            python = make_environment((options.env or Path(folder) / "env").absolute())
             if python is None:
                 print(f"{options.peer} cannot be installed here, so it was not compared")
                 return
@@ -121,6 +121,7 @@ def run(options: argparse.Namespace, scratch: Path, python: Path | None) -> dict
             *(bench.model_dir, options.seq_len, bench.threads, *effort),
             threads=bench.threads,
             python=python,
+            folder=scratch,  # it leaves a log where it runs
         )
     peers["qtool"] = lambda: bench.measure("fp32")
     return common.alternate(options.rounds, peers)

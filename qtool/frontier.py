@@ -148,7 +148,7 @@ def choose(qualified: Sequence[Candidate], pairs: Pairs, frontier: Sequence[str]
     if not qualified:
         raise ValueError("nothing qualified")
     fastest = min(qualified, key=lambda c: (_middle(c.p50_s), c.recipe))
-    tied = [c for c in qualified if c is fastest or pairs[fastest.recipe, c.recipe]["p50"] == "tie"]
+    tied = [c for c in qualified if c is fastest or _as_fast(c, fastest, pairs)]
     if len(tied) == 1:
         return Choice(fastest.recipe, (), "p50")
     left = [c for c in tied if c.recipe in frontier] or tied
@@ -162,6 +162,12 @@ def choose(qualified: Sequence[Candidate], pairs: Pairs, frontier: Sequence[str]
         return Choice(least.recipe, others, "peak")
     same = [c for c in small if _size(c.disk_bytes) == _size(least.disk_bytes)]
     return Choice(least.recipe, others, "disk" if len(same) == 1 else "p50")
+
+
+def _as_fast(other: Candidate, fastest: Candidate, pairs: Pairs) -> bool:
+    """Not told apart and near: a recipe twice as slow in noisy rounds is no tie to choose from."""
+    near = _middle(other.p50_s) < TIE_RATIO * _middle(fastest.p50_s)
+    return near and pairs[fastest.recipe, other.recipe]["p50"] in ("tie", "unresolved")
 
 
 def _middle(rounds: Mapping[int, float]) -> float:

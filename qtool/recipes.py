@@ -159,9 +159,10 @@ def why_not(recipe: Recipe, device: str, *, has_calibration: bool = True) -> Why
     """None when the recipe can run on `device` here, else why not. Loads no heavy library."""
     if device not in recipe.devices:
         return Why(f"runs on {' and '.join(recipe.devices)} only", f"--device {recipe.devices[0]}")
-    packages = {*recipe.requires.packages, *plugins.load("methods", recipe.method).PACKAGES}
-    packages |= set(plugins.load("runtimes", recipe.runtime).PACKAGES)
-    for package in sorted(packages):
+    method, runtime = plugins.load("methods", recipe.method), plugins.load("runtimes", recipe.runtime)
+    # the most particular first: its extra brings the common ones too
+    packages = dict.fromkeys([*recipe.requires.packages, *method.PACKAGES, *runtime.PACKAGES])
+    for package in sorted(packages, key=lambda name: EXTRAS.get(name) == "pytorch"):
         if host.installed(package) is None:
             extra = EXTRAS.get(package)
             fix = f"pip install 'qtool[{extra}]'" if extra else f"pip install {package}"

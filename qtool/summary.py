@@ -103,7 +103,9 @@ def _group(
                 "description": trial.entry.get("description") or "",
                 "metrics": make_metrics(trial, baseline, scores, metrics) if good else {},
                 "on_frontier": trial.recipe in members,
-                "ties": [other for other in others if pairs[trial.recipe, other]["p50"] == "tie"],
+                "ties": [
+                    other for other in others if pairs[trial.recipe, other]["p50"] in ("tie", "unresolved")
+                ],
                 "flips": _flips(trial.recipe, scores) if good else None,
                 "contended": trial.contended,
                 "audit": (trial.score.values.get("audit") if trial.score else None) or {},

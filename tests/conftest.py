@@ -95,7 +95,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 def write_table(path: Path, rows: int = 48) -> Path:
-    """A CSV of `rows` sentences of 3 to 12 words with alternating labels; every sentence differs."""
+    """A CSV of `rows` sentences of 3 to 12 words with alternating labels."""
     lines = ["text,label"]
     for row in range(rows):
         words = [WORDS[(row * 7 + place * (row % 5 + 1)) % len(WORDS)] for place in range(3 + row % 10)]

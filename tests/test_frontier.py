@@ -33,8 +33,18 @@ def test_rounds_that_all_agree_tell_two_recipes_apart():
     assert frontier.by_rounds(slow, fast) == "worse"
 
 
-def test_rounds_that_contradict_each_other_are_a_tie():
-    assert frontier.by_rounds({1: 1.0, 2: 2.0, 3: 1.5}, {1: 2.0, 2: 1.0, 3: 1.5}) == "tie"
+def test_rounds_that_contradict_each_other_settle_nothing():
+    assert frontier.by_rounds({1: 1.0, 2: 2.0, 3: 1.5}, {1: 2.0, 2: 1.0, 3: 1.5}) == "unresolved"
+
+
+def test_rounds_that_agree_on_no_difference_are_a_tie():
+    # log ratios 0.01, -0.01, 0: mean 0, t(2, 97.5 %) 4.303 x 0.01 / sqrt(3) = 0.025, inside 10 %
+    assert frontier.by_rounds({1: 1.01, 2: 0.99, 3: 1.0}, {1: 1.0, 2: 1.0, 3: 1.0}) == "tie"
+
+
+def test_a_recipe_far_slower_in_noisy_rounds_is_no_tie_to_choose_from():
+    pair = [candidate("fast", p50=(1.0, 1.1, 1.0)), candidate("noisy", p50=(0.5, 9.0, 3.0), peak=0.1)]
+    assert choose(pair).recipe == "fast"
 
 
 def test_only_rounds_that_both_have_are_compared():

@@ -166,7 +166,7 @@ $OPEN_MODEL
 def predict(texts):
     with torch.inference_mode():
         batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
-        return model(**batch).logits.float().numpy()
+        return model(**batch.to(model.device)).logits.float().cpu().numpy()
 
 
 if __name__ == "__main__":
