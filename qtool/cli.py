@@ -128,7 +128,7 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     add(
         "--rounds", metavar="N", type=_positive, default=3, help="processes a latency, interleaved; default 3"
     )
-    add("--limit", metavar="N", type=_positive, help="use only N rows, the same for every recipe")
+    add("--limit", metavar="N", type=_rows, help="use only N rows, the same for every recipe")
     add("--split", metavar="NAME", help="the split to score; default validation")
     add("--calibration", metavar="PATH", help="a table with rows for static quantisation")
     add("--no-score", action="store_true", help="latency, size and memory only; needs no task")
@@ -152,9 +152,18 @@ def _positive(text: str) -> int:
         number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
-    if not 1 <= number <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text} is out of range, expected 1 or more")
+    if not 1 <= number <= 65536:
+        raise argparse.ArgumentTypeError(f"{text} is out of range, expected 1 or more, at most 65536")
     return number
+
+
+def _rows(text: str) -> int:
+    try:
+        return _positive(text)
+    except argparse.ArgumentTypeError:
+        if text.isdecimal() and 65536 < int(text) < 2**63:  # tables may be long, calls may not
+            return int(text)
+        raise
 
 
 def _seconds(text: str) -> float:
@@ -162,8 +171,8 @@ def _seconds(text: str) -> float:
         number = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds") from None
-    if not (number > 0 and math.isfinite(number)):
-        raise argparse.ArgumentTypeError(f"{text} is out of range, expected more than 0")
+    if not (0 < number <= 7 * 86400 and math.isfinite(number)):
+        raise argparse.ArgumentTypeError(f"{text} is out of range, expected more than 0, at most a week")
     return number
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from qtool import plugins, store
 from qtool.core import QtoolError, Recipe, cache_dir, did_you_mean
 from qtool.summary import summarise
+from qtool.sweep import is_whole
 
 DEFAULT_OPENER = """\
 model = AutoModelForSequenceClassification.from_pretrained(HERE, dtype="auto", device_map="cpu").eval()"""
@@ -37,9 +38,9 @@ def export(run_dir: Path, name: str, to: Path) -> str:
     lines = store.latest(store.read(run_dir)).values()
     artifact = next(m.values["artifact"] for m in lines if m.stage == "build" and m.recipe == name)
     place = cache_dir() / "artifacts" / artifact
-    if not place.is_dir():
+    if not is_whole(place):
         raise QtoolError(
-            f"the artifact of '{name}' is no longer in the cache {place.parent}. Sweep again with --resume."
+            f"the artifact of '{name}' is no longer whole in the cache {place.parent}. Sweep again with --resume."
         )
     recipe = Recipe(**run["recipes"][name])
     script = load_script(recipe, row["device"])
@@ -88,7 +89,7 @@ def _readme(recipe: Recipe, run: dict[str, Any], row: dict[str, Any]) -> str:
     threads, metric = run["args"]["threads"], run["metric"]
     p50_s = row["metrics"]["latency_p50_s"]["value"]
     facts = [f"- p50 latency {p50_s * 1e3:.2f} ms at batch {row['batch_size']} on {row['device']}"]
-    if metric:
+    if metric and row["metrics"][metric]["value"] is not None:
         facts.insert(0, f"- {metric} {row['metrics'][metric]['value']:.4f} on {run['task']}")
     if recipe.compile:
         facts.append("- measured compiled by `torch.compile`; `load.py` runs the model eagerly")

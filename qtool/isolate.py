@@ -81,8 +81,8 @@ def run(
         return Outcome(
             "timeout", {}, f"no answer within {timeout_s:g} s ({stage})", "give it more time with --timeout"
         )
-    if answer:
-        message = json.loads(answer)
+    with contextlib.suppress(json.JSONDecodeError):  # killed in the middle of its answer
+        message = json.loads(answer or b"")
         return Outcome(
             message["status"], message.get("values", {}), message.get("error"), message.get("next_step")
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -100,7 +99,8 @@ def check(folder: Path, revision: str | None) -> Model:
             f"the tokenizer in {folder} has {len(tokens)} tokens, the model {vocabulary}."
             " They do not belong together; save the right tokenizer beside the model."
         )
-    hashed = [folder / "config.json", *weights, *tokenizers]
+    extras = [folder / name for name in TOKENIZER_EXTRAS if (folder / name).is_file()]
+    hashed = [folder / "config.json", *weights, *sorted(folder.glob("*.index.json")), *tokenizers, *extras]
     return Model(
         folder=folder,
         revision=revision,
@@ -218,10 +218,10 @@ def _demo_folder() -> Path:
 
 
 def _from_hub(hub_id: str, revision: str | None, asked: str) -> tuple[Path, str | None]:
-    import huggingface_hub
+    import huggingface_hub.constants
     from huggingface_hub import errors
 
-    offline = bool(os.environ.get("HF_HUB_OFFLINE"))
+    offline = huggingface_hub.constants.HF_HUB_OFFLINE
     if not offline:
         up, sentence = host.hub_status()
         if not up:

@@ -99,7 +99,9 @@ def artifact_key(recipe: Recipe, model_content: str, calibration_hash: str | Non
     versions = {package: host.installed(package) for package in method.PACKAGES}
     code = file_hash(Path(inspect.getfile(method)))
     calibration = calibration_hash if recipe.calibration else None
-    return content_hash([model_content, recipe.content(), code, versions, calibration])[:16]
+    # the logits kept for the reload check were computed with the runtime's options
+    running = [recipe.runtime, recipe.runtime_options]
+    return content_hash([model_content, recipe.content(), code, versions, calibration, running])[:16]
 
 
 def _deployment(recipe: Recipe, artifact: str) -> str:

@@ -133,9 +133,7 @@ def prepare(
         max_tokens=max_tokens,
         seq_len=options["seq_len"],
         calibration_rows=len(calibration_table) if calibration_table else 0,
-        calibration_hash=content_hash([calibration_table.texts, calibration_table.pairs])
-        if calibration_table
-        else None,
+        calibration_hash=content_hash(calibration) if calibration else None,
     )
     if facts.truncated:
         notes.append(f"{facts.truncated} of {facts.rows} texts were cut to {max_tokens} tokens")

@@ -152,9 +152,9 @@ def _probe(options: Options, chosen: dict[str, Recipe]) -> tuple[dict[str, Any],
         values = outcome.values
         key = content_hash([values["model"]["content"], values["task"], values["data"]])[:16]
         data_dir = cache / key
-        if data_dir.exists():
-            shutil.rmtree(data_dir)
-        (scratch / "data").rename(data_dir)
+        if not (data_dir / "meta.json").is_file():
+            shutil.rmtree(data_dir, ignore_errors=True)
+            _place(scratch / "data", data_dir)
         return values, data_dir
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -193,7 +193,7 @@ class _Sweep:
             for key, line in store.latest(store.read(out)).items()
             if line.status in ("ok", "skipped")
         }
-        self.dead: set[str] = set()
+        self.dead = {line.trial_id for line in self.whole.values() if line.stage == "plan"}
         """Ids of trials with a stage that did not end well: their later stages are left out."""
         self.host_hash = host.fingerprint_hash(host.fingerprint())
         say.left = stage_counts(plan)
@@ -223,7 +223,7 @@ class _Sweep:
     def _stage(
         self, trial: Trial, stage: str, key: str, number: int | None, work: Callable[[Trial], isolate.Outcome]
     ) -> None:
-        if (key, stage, number) in self.whole and self._still_there(trial, stage):
+        if (key, stage, number) in self.whole and self._still_there(trial, stage, key):
             self.say.finished(stage, 0.0)
             return
         if trial.id in self.dead:
@@ -242,14 +242,18 @@ class _Sweep:
             self._append(key, trial, stage, number, outcome)
         if outcome.status != "ok":
             self.say(f"  {trial.recipe}: {outcome.status}: {outcome.error}")
-            self.dead |= {trial.id} if stage == "measure" else {each.id for each in shared}
+            if stage in ("build", "score"):
+                self.dead |= {each.id for each in shared}
+            elif stage == "measure":
+                self.dead.add(trial.id)
 
-    def _still_there(self, trial: Trial, stage: str) -> bool:
+    def _still_there(self, trial: Trial, stage: str, key: str) -> bool:
         """A whole line is not enough where the file it speaks of was deleted since."""
         if stage == "build":
             return artifact_place(self.plan.artifacts[trial.recipe]).is_dir()
         if stage == "score" and self.plan.options.score:
-            return self._predictions(trial).is_file()
+            path, line = self._predictions(trial), self.whole[key, stage, None]
+            return path.is_file() and file_hash(path) == line.values["predictions_sha256"]
         return True
 
     def _append(
@@ -305,7 +309,7 @@ class _Sweep:
         """Find the artifact in the cache, or build it beside its place and rename it when it is whole."""
         place = artifact_place(self.plan.artifacts[trial.recipe])
         values: dict[str, Any] = {"artifact": place.name}
-        if not _is_whole(place):
+        if not is_whole(place):
             shutil.rmtree(place, ignore_errors=True)
             place.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
@@ -314,9 +318,7 @@ class _Sweep:
                 if outcome.status != "ok":
                     return outcome
                 store.write_json(made / "manifest.json", outcome.values)
-                # another sweep may have been first: its artifact has the same content
-                if not place.exists():
-                    made.rename(place)
+                _place(made, place)
             values |= {"cached": False, "build_s": outcome.values["build_s"]}
         else:
             values |= {"cached": True, "build_s": None}
@@ -341,7 +343,16 @@ class _Sweep:
         return self._child(trial, "measure", {"batch_size": trial.batch_size})
 
 
-def _is_whole(place: Path) -> bool:
+def _place(made: Path, place: Path) -> None:
+    """Rename into place; another sweep that was first has put the same content there."""
+    try:
+        made.rename(place)
+    except OSError:
+        if not place.is_dir():
+            raise
+
+
+def is_whole(place: Path) -> bool:
     """Whether a cached artifact still is what its build left, by the hashes in its manifest."""
     manifest = place / "manifest.json"
     if not manifest.is_file():

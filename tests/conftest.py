@@ -12,7 +12,29 @@ from pathlib import Path
 import pytest
 
 SHARED = Path(__file__).parents[2] / "shared"
-WORDS = ["a", "fine", "film", "dull", "plot", "great", "cast", "weak", "story", "moving", "and", "the", "of", "it", "was", "very", "not", "good", "bad", "awful", "lovely"]
+WORDS = [
+    "a",
+    "fine",
+    "film",
+    "dull",
+    "plot",
+    "great",
+    "cast",
+    "weak",
+    "story",
+    "moving",
+    "and",
+    "the",
+    "of",
+    "it",
+    "was",
+    "very",
+    "not",
+    "good",
+    "bad",
+    "awful",
+    "lovely",
+]
 
 
 @pytest.fixture(autouse=True)

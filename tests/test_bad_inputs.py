@@ -35,6 +35,8 @@ CASES = [
     ("limit of zero", "sweep {m} --no-score --limit 0", "out of range"),
     ("threads of zero", "sweep {m} --no-score --threads 0", "out of range"),
     ("timeout of nan", "sweep {m} --no-score --timeout nan", "out of range"),
+    ("timeout beyond reason", "sweep {m} --no-score --timeout 1e300", "at most a week"),
+    ("batch beyond reason", "sweep {m} --no-score --batch-size 1000000000", "at most 65536"),
     ("length of zero", "sweep {m} --no-score --seq-len 0", "out of range"),
     ("length that is a word", "sweep {m} --no-score --seq-len long", "or 'real'"),
     (

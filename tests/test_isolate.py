@@ -59,6 +59,10 @@ def test_a_crash_is_failed_with_its_exit_code(child):
     assert (outcome.status, outcome.error) == ("failed", "ended with exit code 7 and no answer")
 
 
+def test_a_child_killed_in_the_middle_of_its_answer_is_a_failure(child):
+    assert child('echo \'{"status": "o\' >&$4; kill -9 $$').error == "killed by SIGKILL"
+
+
 def test_a_segmentation_fault_is_named(child):
     assert child("kill -SEGV $$").error == "killed by SIGSEGV"
 

@@ -276,6 +276,7 @@ def test_a_cut_run_is_finished_and_its_whole_lines_stay(cut, kept):
     predictions = {path.name: np.load(path)["logits"] for path in (run / "predictions").iterdir()}
     assert resume() == 0
     assert (run / "results.jsonl").read_text().startswith("".join(text[:kept]))
+
     def key(line):
         return (
             line["recipe"],
@@ -284,9 +285,27 @@ def test_a_cut_run_is_finished_and_its_whole_lines_stay(cut, kept):
             line["round"] or 0,
             line["status"],
         )
+
     assert sorted(map(key, lines_of(run))) == sorted(map(key, whole))
     for name, logits in predictions.items():
         assert np.array_equal(np.load(run / "predictions" / name)["logits"], logits)
+
+
+def test_a_recipe_with_other_runtime_options_has_its_own_artifact(quick, tmp_path):
+    recipe = {"name": "cast", "description": "d", "source": "s", "method": "torch_cast", "runtime": "pytorch",
+              "runtime_options": {"autocast": "bfloat16"}, "expect": {"autocast": "bfloat16"}}  # fmt: skip
+    (tmp_path / "cast.yaml").write_text(yaml.safe_dump(recipe))
+    code, run = quick("--recipe", str(tmp_path / "cast.yaml"))
+    assert (code, row_of(run, "cast")["status"]) == (0, "ok")
+
+
+def test_a_broken_overhead_measurement_does_not_cost_the_baseline(quick, monkeypatch):
+    def dying(stage, spec, **how):
+        return isolate.Outcome("failed", {}, "x") if stage == "harness" else run_here(stage, spec, **how)
+
+    monkeypatch.setattr(isolate, "run", dying)
+    _, run = quick("--recipe", "fp32")
+    assert row_of(run, "fp32")["status"] == "ok"
 
 
 def test_a_failed_measurement_is_repeated_by_resume(quick, monkeypatch):

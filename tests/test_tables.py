@@ -111,6 +111,19 @@ def test_a_model_without_class_names_is_taken_in_the_documented_order_and_it_is_
     assert "documented order was taken (0=negative, 1=positive)" in notes[0]
 
 
+def test_a_tables_own_numbers_are_class_numbers_and_it_is_said():
+    mapped, notes = _labels.match(["0", "1", "0"], None, {0: "negative", 1: "positive"})
+    assert mapped == [0, 1, 0]
+    assert "(0=negative, 1=positive)" in notes[0]
+
+
+def test_ratings_from_one_are_not_class_numbers():
+    with pytest.raises(QtoolError, match="has no class in the model"):
+        _labels.match(
+            ["1", "2", "4"], None, dict(enumerate(["1 star", "2 stars", "3 stars", "4 stars", "5 stars"]))
+        )
+
+
 @pytest.mark.parametrize("label", ["2", 7, "neutral", -1])
 def test_a_label_without_a_class_shows_both_lists(label):
     with pytest.raises(QtoolError) as caught:

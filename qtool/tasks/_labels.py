@@ -15,7 +15,8 @@ def match(
     """Class index of the model for each label of the table, and notes on what was assumed.
 
     `found` are the table's labels as written, `documented` the task's names in the order of its class numbers.
-    Whole numbers are class numbers; words are matched with `id2label` whatever their case. A checkpoint that
+    Whole numbers are class numbers (in a table without documented names only where 0 is among them, with a
+    note); words are matched with `id2label` whatever their case. A checkpoint that
     names its classes LABEL_0, LABEL_1, ... is taken in the task's documented order, with a note.
     Raises QtoolError showing both lists when a label has no class in the model.
     """
@@ -23,6 +24,8 @@ def match(
     classes = {_plain(name): index for index, name in id2label.items()}
     nameless = all(re.fullmatch(r"label_\d+", _plain(name)) for name in id2label.values())
     numbers = {label: _number(label) for label in dict.fromkeys(found)}
+    # numbers from 1 are ratings or other codes, not class numbers: those would be off by one
+    from_zero = 0 in numbers.values()
     mapping: dict[Any, int] = {}
     for label, number in numbers.items():
         name = str(label)
@@ -34,12 +37,17 @@ def match(
             mapping[label] = [_plain(known) for known in documented].index(_plain(name))
         elif _plain(name) in classes:
             mapping[label] = classes[_plain(name)]
-        elif number is not None and documented is None:
+        elif number is not None and documented is None and from_zero:
             mapping[label] = number
         else:
             _refuse(label, documented or list(numbers), id2label)
         if mapping[label] not in id2label:
             _refuse(label, documented or list(numbers), id2label)
+    if documented is None and all(_plain(label) not in classes for label in numbers):
+        order = ", ".join(f"{index}={name}" for index, name in id2label.items())
+        notes.append(
+            f"the table's labels are numbers: they were taken as the model's class numbers ({order})"
+        )
     if documented is not None and nameless:
         order = ", ".join(f"{index}={name}" for index, name in enumerate(documented))
         notes.append(

@@ -5,7 +5,6 @@ Wang et al. 2018, "GLUE", https://arxiv.org/abs/1804.07461.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from qtool import host
@@ -66,9 +65,10 @@ def _from_folder(task: Task, split: str, data: Path) -> Table:
 
 def _from_hub(task: Task, split: str) -> Table:
     import datasets
+    import huggingface_hub.constants
     from datasets.exceptions import DatasetsError
 
-    if not os.environ.get("HF_HUB_OFFLINE"):
+    if not huggingface_hub.constants.HF_HUB_OFFLINE:
         up, sentence = host.hub_status()
         if not up:
             raise QtoolError(
