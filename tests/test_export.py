@@ -217,5 +217,5 @@ def test_a_failed_recipe_is_refused_with_its_cause(swept, tmp_path):
 
 def test_an_artifact_gone_from_the_cache_is_said(swept, tmp_path, monkeypatch):
     monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "empty"))
-    _refused("no longer in the cache", "--resume", run=swept, recipe="fp32", to=tmp_path / "x")
+    _refused("no longer whole in the cache", "--resume", run=swept, recipe="fp32", to=tmp_path / "x")
     assert not (tmp_path / "x").exists()
