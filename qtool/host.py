@@ -220,6 +220,12 @@ def fingerprint_hash(facts: dict[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
+def hub_switched_off() -> str | None:
+    """The environment variable that keeps this process off the hub, by huggingface_hub's own rule; else None."""
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return next((n for n in names if os.environ.get(n, "").upper() in ("1", "ON", "YES", "TRUE")), None)
+
+
 def hub_status(timeout_s: float = 3.0) -> tuple[bool, str]:
     """Whether the Hugging Face hub answers within `timeout_s`, and a sentence that says so or why not.
 
@@ -227,9 +233,8 @@ def hub_status(timeout_s: float = 3.0) -> tuple[bool, str]:
     """
     import threading
 
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
-            return False, f"the hub is switched off by {name}={os.environ[name]}"
+    if name := hub_switched_off():
+        return False, f"the hub is switched off by {name}={os.environ[name]}"
     endpoint = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     if not endpoint.startswith(("http://", "https://")):
         return False, f"HF_ENDPOINT is '{endpoint}', expected a URL such as {HUB}"

@@ -218,10 +218,10 @@ def _demo_folder() -> Path:
 
 
 def _from_hub(hub_id: str, revision: str | None, asked: str) -> tuple[Path, str | None]:
-    import huggingface_hub.constants
+    import huggingface_hub
     from huggingface_hub import errors
 
-    offline = huggingface_hub.constants.HF_HUB_OFFLINE
+    offline = host.hub_switched_off() is not None
     if not offline:
         up, sentence = host.hub_status()
         if not up:

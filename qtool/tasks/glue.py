@@ -65,10 +65,9 @@ def _from_folder(task: Task, split: str, data: Path) -> Table:
 
 def _from_hub(task: Task, split: str) -> Table:
     import datasets
-    import huggingface_hub.constants
     from datasets.exceptions import DatasetsError
 
-    if not huggingface_hub.constants.HF_HUB_OFFLINE:
+    if not host.hub_switched_off():
         up, sentence = host.hub_status()
         if not up:
             raise QtoolError(
