@@ -16,9 +16,8 @@ import numpy as np
 
 from qtool import stats
 from qtool.core import BASELINE
+from qtool.metrics import REGRESSION
 from qtool.stats import Interval
-
-REGRESSION = ("pearson", "spearman")
 
 
 class PairedScores:

@@ -14,7 +14,8 @@ from typing import Any
 
 from qtool import stats
 from qtool.core import BASELINE, METRICS, SCORES, Measurement
-from qtool.paired import REGRESSION, PairedScores
+from qtool.metrics import REGRESSION
+from qtool.paired import PairedScores
 from qtool.stats import Interval
 
 Key = tuple[str, str, int | None]

@@ -16,6 +16,20 @@ from qtool.report import plots
 from tests.conftest import lines_of, need
 
 BASE = ("--task", "text", "--text", "text", "--label", "label", "--rounds", "2", "--threads", "1")
+THREE = tuple(
+    [
+        "--recipe",
+        "bf16",
+        "--recipe",
+        "int8-dynamic",
+        "--batch-size",
+        "1",
+        "--batch-size",
+        "4",
+        "--limit",
+        "20",
+    ]
+)
 FILES = {
     "run.json",
     "results.jsonl",
@@ -68,39 +82,14 @@ def swept(checkpoint, table, tmp_path_factory):
         patch.setenv("QTOOL_CACHE", str(tmp_path_factory.getbasetemp() / "qtool-cache"))
         patch.setenv("HF_HUB_OFFLINE", "1")
         sweep = make_quick(patch, checkpoint, table, folder)
-        flags = (
-            "--recipe",
-            "bf16",
-            "--recipe",
-            "int8-dynamic",
-            "--batch-size",
-            "1",
-            "--batch-size",
-            "4",
-            "--limit",
-            "20",
-        )
-        return sweep(*flags)
+        return sweep(*THREE)
 
 
 @pytest.fixture
 def cut(swept, tmp_path, quick):
     """A copy of the finished run to break, and the function that resumes it."""
     run = Path(shutil.copytree(swept[1], tmp_path / "run"))
-    flags = (
-        "--recipe",
-        "bf16",
-        "--recipe",
-        "int8-dynamic",
-        "--batch-size",
-        "1",
-        "--batch-size",
-        "4",
-        "--limit",
-        "20",
-        "--resume",
-    )
-    return run, lambda *more: quick(*flags, *more)[0]
+    return run, lambda *more: quick(*THREE, "--resume", *more)[0]
 
 
 def run_here(stage, spec, **how):
