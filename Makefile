@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV = .venv
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow lint readme clean
+
+# one recipe of every family: the whole book takes twice as long
+DEMO = bf16 int8-dynamic torchao-int8-weight fp8-weight bnb-nf4 onnx-int8-dynamic openvino-int8
 
 demo: $(STAMP)
-	$(VENV)/bin/qtool sweep demo
+	$(VENV)/bin/qtool sweep demo $(DEMO:%=--recipe %)
 
 test: $(STAMP)
 	$(VENV)/bin/python -m pytest -m "not slow and not gpu"
@@ -19,6 +22,10 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
+
+# the README's table of recipes, from the recipe files; a test says when it is out of date
+readme: $(STAMP)
+	$(VENV)/bin/python -m qtool.listing README.md
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qtool needs Python 3.11 or newer, found " + sys.version.split()[0])'

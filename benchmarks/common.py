@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from qtool import host, isolate, prepare, recipes, worker
+from qtool import host, isolate, measure, prepare, recipes
 from qtool.core import Batch
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Bench:
     def batches(self) -> list[Batch]:
         """The batches of one text that a measuring child times, in its order: int64 arrays (1, tokens)."""
         rows, _ = prepare.load_ragged(self.data / "inputs.npz")
-        return worker.timed_batches(rows, self.meta, 1)
+        return measure.timed_batches(rows, self.meta, 1)
 
     def save_batches(self) -> Path:
         """Those batches for a process without qtool: an .npz with an entry NAME.INDEX for each input."""

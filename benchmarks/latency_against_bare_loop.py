@@ -21,7 +21,7 @@ from pathlib import Path
 
 import common
 
-from qtool import stats, worker
+from qtool import measure, stats
 
 TARGET = (0.95, 1.05)
 PEER_PINS = ("optimum-benchmark==0.6.0", "transformers<5", "torch==2.13.0")
@@ -109,7 +109,7 @@ def run(options: argparse.Namespace, scratch: Path, python: Path | None) -> dict
     """Seconds of every call by tool, one list a process; `python` is the peer's interpreter, if any."""
     bench = common.prepare_model(options, scratch, seq_len=options.seq_len)
     bench.build("fp32")
-    batches, effort = bench.save_batches(), (worker.MIN_TIME_S, worker.CALLS)
+    batches, effort = bench.save_batches(), (measure.MIN_TIME_S, measure.CALLS)
     peers: dict[str, Callable[[], list[float]]] = {
         BARE: lambda: common.run_script(
             BARE_LOOP, bench.model_dir, batches, bench.threads, *effort, threads=bench.threads

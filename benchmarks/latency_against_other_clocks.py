@@ -19,7 +19,7 @@ from pathlib import Path
 
 import common
 
-from qtool import recipes, stats, worker
+from qtool import measure, recipes, stats
 from qtool.runtimes import openvino
 
 TARGET = (0.95, 1.05)
@@ -86,7 +86,7 @@ def main() -> None:
 
 def bare_loop(onnx: Path, batches: Path, bench: common.Bench) -> list[float]:
     """Seconds of every call of a session that this process never sees."""
-    effort = (worker.MIN_TIME_S, worker.CALLS)
+    effort = (measure.MIN_TIME_S, measure.CALLS)
     return common.run_script(BARE_LOOP, onnx, batches, bench.threads, *effort, threads=bench.threads)
 
 

@@ -23,6 +23,7 @@ def advice(
     metric: str | None,
     examples: int,
     provisional: bool,
+    baseline: str = BASELINE,
 ) -> str:
     """One paragraph on `choice`, made among `qualified` of the `rows` of one device and batch size.
 
@@ -30,13 +31,13 @@ def advice(
     """
     ok = {row["recipe"]: row for row in rows if row["status"] == "ok"}
     if choice is None:
-        failed = next((row for row in rows if row["recipe"] == BASELINE and row["status"] != "ok"), None)
-        near = f"no score was shown to stay within {MARGIN} of {BASELINE}'s"
+        failed = next((row for row in rows if row["recipe"] == baseline and row["status"] != "ok"), None)
+        near = f"no score was shown to stay within {MARGIN} of {baseline}'s"
         why = near if ok else "no recipe finished"
-        cause = f"; {BASELINE} {failed['status']}: {failed['cause']}" if failed else ""
+        cause = f"; {baseline} {failed['status']}: {failed['cause']}" if failed else ""
         return f"Nothing can be recommended: {why}{cause}."
-    row, base = ok[choice.recipe], ok.get(BASELINE)
-    sentences = [_lead(row, base, ok, qualified, metric, examples)]
+    row, base = ok[choice.recipe], ok.get(baseline)
+    sentences = [_lead(row, base, ok, qualified, metric, examples, baseline)]
     if metric and row is not base:
         sentences.append(_cost(row, base, metric, examples))
     sentences.append(_sizes(row, None if row is base else base))
@@ -54,7 +55,7 @@ def advice(
         sentences.append(
             "Provisional: one round has no interval, so speed and memory are compared as they came."
         )
-    contended = [name for name in (choice.recipe, BASELINE) if name in ok and ok[name]["contended"]]
+    contended = [name for name in (choice.recipe, baseline) if name in ok and ok[name]["contended"]]
     if contended:
         named = " and ".join(dict.fromkeys(contended))
         sentences.append(f"Other work used the CPUs while {named} ran: sweep again on an idle machine.")
@@ -68,12 +69,13 @@ def _lead(
     qualified: Sequence[str],
     metric: str | None,
     examples: int,
+    baseline: str,
 ) -> str:
     metrics, recipe = row["metrics"], row["recipe"]
     p50 = f"p50 {with_unit('latency_p50_s', metrics['latency_p50_s']['value'])}"
     if base is None:
         return (
-            f"Take {recipe}, the fastest that qualifies ({p50}); {BASELINE} did not finish to compare with."
+            f"Take {recipe}, the fastest that qualifies ({p50}); {baseline} did not finish to compare with."
         )
     if row is not base:
         against = with_unit("latency_p50_s", base["metrics"]["latency_p50_s"]["value"])
@@ -81,15 +83,15 @@ def _lead(
         times = f"{number('speedup', speedup['value'])}x"
         interval = between(speedup, lambda x: number("speedup", x))
         if speedup["low"] is not None and speedup["low"] <= 1 <= speedup["high"]:
-            speed = f"speed not told apart from {BASELINE}'s, {times}{interval}"
+            speed = f"speed not told apart from {baseline}'s, {times}{interval}"
         else:
-            speed = f"{times}{interval} as fast as {BASELINE}"
+            speed = f"{times}{interval} as fast as {baseline}"
         return f"Take {recipe}: {speed}, {p50} against {against}."
     if len(ok) == 1:
-        return f"Take {BASELINE}, the only recipe that finished ({p50})."
+        return f"Take {baseline}, the only recipe that finished ({p50})."
     if len(qualified) > 1 or metric is None:
-        return f"Take {BASELINE}, the baseline: nothing that qualifies is faster ({p50})."
-    return f"Take {BASELINE}, the baseline ({p50}). {_closest(ok, metric, examples)}"
+        return f"Take {baseline}, the baseline: nothing that qualifies is faster ({p50})."
+    return f"Take {baseline}, the baseline ({p50}). {_closest(ok, metric, examples, baseline)}"
 
 
 def _faster(row: Row, ok: Mapping[str, Row], qualified: Sequence[str]) -> list[str]:
@@ -101,9 +103,9 @@ def _faster(row: Row, ok: Mapping[str, Row], qualified: Sequence[str]) -> list[s
     return [name for name in ok if name not in qualified and p50_s(name) < p50_s(row["recipe"])]
 
 
-def _closest(ok: Mapping[str, Row], metric: str, examples: int) -> str:
+def _closest(ok: Mapping[str, Row], metric: str, examples: int, baseline: str) -> str:
     """Why nothing qualified beside the baseline, with the recipe that came nearest."""
-    others = [row for name, row in ok.items() if name != BASELINE]
+    others = [row for name, row in ok.items() if name != baseline]
     known = [row for row in others if row["metrics"]["score_delta"]["low"] is not None]
     margin = f"{100 * MARGIN:g} points" if metric in PERCENT else f"{MARGIN:g}"
     start = f"No other recipe's {METRICS[metric].label} was shown to stay within {margin} of it"

@@ -6,7 +6,9 @@ Exit codes: 0 done, 2 the user's mistake, 3 some trial failed, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import io
 import math
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,8 @@ from typing import Any, NoReturn
 from qtool import __version__
 from qtool.core import QtoolError, did_you_mean
 
+GROUP = "glue"
+"""The task name under which `--models` runs each model on its own task."""
 VERBS = ("sweep", "recipes", "tasks", "doctor", "report", "export")
 
 
@@ -29,18 +33,28 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb and exit with its code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale without a letter costs that letter alone
     try:
         sys.exit(run(sys.argv[1:] if arguments is None else arguments))
     except QtoolError as error:
         print("qtool: " + " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:
+        # the reader of a listing has seen enough; a sweep goes on by itself
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        print(
+            f"qtool: cannot use{where}: {error.strerror or error}. Check the path, its rights and the disk.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except KeyboardInterrupt:
         print("qtool: interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        # the reader of a pipe has seen enough
-        sys.stderr.close()
-        sys.exit(0)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -95,7 +109,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     add = sweep.add_argument
-    add("model", metavar="MODEL", help="a folder, a hub id or an alias (demo, distilbert)")
+    add("model", metavar="MODEL", nargs="?", help="a folder, a hub id or an alias (demo, distilbert)")
+    add(
+        "--models",
+        metavar="FILE",
+        type=Path,
+        help="a YAML list of {model, task}: sweep each, with --task glue",
+    )
     add("--task", metavar="NAME", help="what to score on (see qtool tasks)")
     add("--data", metavar="PATH", help="a folder in GLUE's TSV form, or your own table")
     add("--text", metavar="COLUMN", help="the text column of your table (--task text)")
@@ -177,43 +197,53 @@ def _seconds(text: str) -> float:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from qtool import host, sweep, tasks
+    from qtool import group, host, sweep, tasks
     from qtool.aliases import ALIASES
 
-    if options.task is None and options.model in ALIASES:
+    if options.models is not None:
+        if options.model is not None or options.task not in (None, GROUP):
+            raise QtoolError(
+                f"--models names the models and their tasks: leave MODEL out and give --task {GROUP}."
+            )
+    elif options.model is None:
+        raise QtoolError("which model? Give MODEL (a folder, a hub id or an alias), or --models FILE.")
+    elif options.task == GROUP:
+        raise QtoolError(
+            f"--task {GROUP} scores several models: give --models FILE, or one task by its name."
+        )
+    elif options.task is None and options.model in ALIASES:
         options.task = ALIASES[options.model].task
-    if options.task is not None:
+    if options.models is None and options.task is not None:
         tasks.find(options.task)
-    elif not options.no_score:
+    elif options.models is None and not options.no_score:
         raise QtoolError("which task is it scored on? Give --task NAME (see qtool tasks), or --no-score.")
     seq_len = None if options.seq_len == "real" else _length(options.seq_len)
     cores = host.physical_cores()
-    return sweep.run(
-        sweep.Options(
-            model=options.model,
-            revision=options.revision,
-            task=options.task,
-            data=options.data,
-            text=options.text,
-            text_pair=options.text_pair,
-            label=options.label,
-            metric=options.metric,
-            patterns=options.recipe,
-            devices=list(dict.fromkeys(options.device)) or ["cpu"],
-            batch_sizes=list(dict.fromkeys(options.batch_size)) or [1],
-            seq_len=seq_len,
-            rounds=options.rounds,
-            limit=options.limit,
-            split=options.split,
-            calibration=options.calibration,
-            score=not options.no_score,
-            threads=options.threads or cores,
-            timeout_s=options.timeout,
-            out=options.out,
-            resume=options.resume,
-            dry_run=options.dry_run,
-        )
+    wanted = sweep.Options(
+        model=options.model or "",
+        revision=options.revision,
+        task=options.task,
+        data=options.data,
+        text=options.text,
+        text_pair=options.text_pair,
+        label=options.label,
+        metric=options.metric,
+        patterns=options.recipe,
+        devices=list(dict.fromkeys(options.device)) or ["cpu"],
+        batch_sizes=list(dict.fromkeys(options.batch_size)) or [1],
+        seq_len=seq_len,
+        rounds=options.rounds,
+        limit=options.limit,
+        split=options.split,
+        calibration=options.calibration,
+        score=not options.no_score,
+        threads=options.threads or cores,
+        timeout_s=options.timeout,
+        out=options.out,
+        resume=options.resume,
+        dry_run=options.dry_run,
     )
+    return sweep.run(wanted) if options.models is None else group.run(wanted, group.read(options.models))
 
 
 def _length(text: str) -> int:

@@ -16,8 +16,9 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-BASELINE = "fp32"
-"""Every speed-up and score change is against the recipe of this name."""
+BASELINES = {"checkpoint": "fp32", "onnx": "onnx-fp32", "openvino": "openvino-fp32"}
+"""What every speed-up and score change is against, by what MODEL is: weights for PyTorch or an exported graph."""
+BASELINE = BASELINES["checkpoint"]
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -35,7 +36,7 @@ class Unavailable(Exception):
 class _Closed(BaseModel):
     """A record that refuses unknown keys and is never changed after it was made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Requires(_Closed):

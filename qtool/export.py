@@ -7,15 +7,21 @@ import shutil
 import tempfile
 import textwrap
 from pathlib import Path
+from string import Template
 from typing import Any
 
-from qtool import plugins, store
+from qtool import checkpoint, plugins, store
+from qtool.artifacts import is_whole
+from qtool.checkpoint import Sentence
 from qtool.core import QtoolError, Recipe, cache_dir, did_you_mean
 from qtool.summary import summarise
-from qtool.sweep import is_whole
 
-DEFAULT_OPENER = """\
-model = AutoModelForSequenceClassification.from_pretrained(HERE, dtype="auto", device_map="cpu").eval()"""
+POOLINGS = {
+    "mean": "answer = (states * mask).sum(1) / mask.sum(1)",
+    "max": "answer = torch.where(mask > 0, states, -1e9).amax(1)",
+    "cls": "answer = states[:, 0]",
+}
+"""`checkpoint.embed` in the words of a script."""
 
 
 def export(run_dir: Path, name: str, to: Path) -> str:
@@ -43,15 +49,17 @@ def export(run_dir: Path, name: str, to: Path) -> str:
             f"the artifact of '{name}' is no longer whole in the cache {place.parent}. Sweep again with --resume."
         )
     recipe = Recipe(**run["recipes"][name])
-    script = load_script(recipe, row["device"])
+    max_tokens, sentence = run["data"]["max_tokens"], checkpoint.read_sentence(place / "model")
+    token_types = run["model_info"].get("token_types", True)
+    script = load_script(recipe, row["device"], max_tokens, sentence, token_types)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as scratch:
             made = Path(scratch) / "made"
             shutil.copytree(place / "model", made)
             shutil.copytree(place / "tokenizer", made, dirs_exist_ok=True)
-            (made / "load.py").write_text(script)
-            (made / "README.md").write_text(_readme(recipe, run, row))
+            (made / "load.py").write_text(script, "utf-8")
+            (made / "README.md").write_text(_readme(recipe, run, row), "utf-8")
             if to.is_dir():
                 to.rmdir()
             made.rename(to)
@@ -60,29 +68,59 @@ def export(run_dir: Path, name: str, to: Path) -> str:
     return f"{name} is in {to}: try `python {to / 'load.py'} 'a fine film'`"
 
 
-def load_script(recipe: Recipe, device: str) -> str:
+def load_script(
+    recipe: Recipe, device: str, max_tokens: int, sentence: Sentence | None = None, token_types: bool = True
+) -> str:
     """The runtime's script with the recipe's settings; a method with its own format brings its own opener.
 
-    Raises QtoolError for runtime options that the script could not repeat.
+    `max_tokens` is where texts were cut when they were scored and timed; `token_types`: the model takes
+    `token_type_ids`.
     """
-    runtime, method = plugins.load("runtimes", recipe.runtime), plugins.load("methods", recipe.method)
-    options, script = runtime.Options(**recipe.runtime_options), runtime.LOAD_SCRIPT
-    if "$OPTIONS" not in script and options != runtime.Options():
-        raise QtoolError(
-            f"recipe '{recipe.name}' sets runtime_options {recipe.runtime_options}, which a load script of"
-            f" runtime {recipe.runtime} cannot repeat. Export a recipe without them."
-        )
-    opening = DEFAULT_OPENER
-    if own := getattr(method, "open_model", None):
+    runtime = plugins.load("runtimes", recipe.runtime)
+    options, script = runtime.Options(**recipe.runtime_options).model_dump(), runtime.LOAD_SCRIPT
+    auto_class = "AutoModelForSequenceClassification" if sentence is None else "AutoModel"
+    parts = {
+        "ANSWERS": "logits" if sentence is None else "embeddings",
+        "AUTO_CLASS": auto_class,
+        "OPEN_MODEL": _opening(recipe, device, auto_class),
+        "OPTIONS": repr(options),
+        "CONTEXT": "torch.inference_mode()" + _autocast(device, options.get("autocast")),
+        "ANSWER": _answer(sentence),
+        "DEVICE": repr(device),
+        "MAX_TOKENS": str(max_tokens),
+        "NO_TYPES": "" if token_types else ", return_token_type_ids=False",
+    }
+    return Template(script).substitute(parts)
+
+
+def _opening(recipe: Recipe, device: str, auto_class: str) -> str:
+    """Lines that make `model` ready, compiled as it was measured."""
+    if own := getattr(plugins.load("methods", recipe.method), "open_model", None):
         source = inspect.getsource(own).replace("-> Any:", "-> object:")
-        opening = f'\n\n{source}\n\nmodel = open_model(HERE, "cpu")'
-    for name, text in (
-        ("OPEN_MODEL", opening),
-        ("OPTIONS", repr(options.model_dump())),
-        ("DEVICE", repr(device)),
-    ):
-        script = script.replace(f"${name}", text)
-    return script
+        opening = f"\n\n{source}\n\nmodel = open_model(HERE, {device!r})"
+    else:
+        opening = f'model = {auto_class}.from_pretrained(HERE, dtype="auto", device_map={device!r}).eval()'
+    if recipe.compile:
+        settings = plugins.load("runtimes", recipe.runtime).Compile(**recipe.compile)
+        named = [f"{name}={value!r}" for name, value in settings if value is not None]
+        opening += f"\nmodel.compile({', '.join(['fullgraph=True', *named])})"
+    return opening
+
+
+def _autocast(device: str, dtype: str | None) -> str:
+    return f", torch.autocast({device!r}, dtype=torch.{dtype})" if dtype else ""
+
+
+def _answer(sentence: Sentence | None) -> str:
+    """Lines that make `answer` from `model` and `batch`."""
+    if sentence is None:
+        return "answer = model(**batch).logits"
+    lines = [
+        'states, mask = model(**batch).last_hidden_state.float(), batch["attention_mask"][..., None]',
+        POOLINGS[sentence.pooling],
+        *(["answer = torch.nn.functional.normalize(answer, dim=1)"] if sentence.normalize else []),
+    ]
+    return "\n        ".join(lines)
 
 
 def _readme(recipe: Recipe, run: dict[str, Any], row: dict[str, Any]) -> str:
@@ -92,8 +130,11 @@ def _readme(recipe: Recipe, run: dict[str, Any], row: dict[str, Any]) -> str:
     if metric and row["metrics"][metric]["value"] is not None:
         facts.insert(0, f"- {metric} {row['metrics'][metric]['value']:.4f} on {run['task']}")
     if recipe.compile:
-        facts.append("- measured compiled by `torch.compile`; `load.py` runs the model eagerly")
+        facts.append("- compiled by `torch.compile`, as in `load.py`: its first calls take their time")
     classes = [f"{index} {label}" for index, label in run["model_info"]["id2label"].items()]
+    answers = f"row of logits a text, in the order {', '.join(classes)}"
+    if run["model_info"].get("embeds"):
+        answers = "sentence embedding a text; the score compares two by their cosine"
     return textwrap.dedent(
         """\
         # {model} as {recipe}
@@ -104,7 +145,7 @@ def _readme(recipe: Recipe, run: dict[str, Any], row: dict[str, Any]) -> str:
 
         {facts}
 
-        `load.py` loads the model and gives one row of logits a text, in the order {classes}. Try
+        `load.py` loads the model and gives one {answers}. Try
         `python load.py "a fine film"`. It needs
 
             pip install {needs}
@@ -116,7 +157,7 @@ def _readme(recipe: Recipe, run: dict[str, Any], row: dict[str, Any]) -> str:
         cpu=run["host"]["cpu_model"],
         threads="1 thread" if threads == 1 else f"{threads} threads",
         facts="\n".join(facts),
-        classes=", ".join(classes),
+        answers=answers,
         needs=_needs(recipe, run["versions"]),
     )
 

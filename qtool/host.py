@@ -45,7 +45,7 @@ POLICY_VARIABLES = (
 
 LIBRARIES = (
     *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "torchao", "bitsandbytes"),
-    *("onnx", "onnxruntime", "openvino", "nncf", "numpy", "evaluate", "datasets"),
+    *("onnx", "onnxruntime", "openvino", "nncf", "optimum.intel", "numpy", "evaluate", "datasets"),
 )
 """Import names of the libraries whose version decides numbers."""
 
@@ -110,6 +110,15 @@ def memory_bytes(root: Path = ROOT) -> int:
     return min([psutil.virtual_memory().total, *(int(limit) for limit in limits if limit.isdigit())])
 
 
+def available_bytes(root: Path = ROOT) -> int:
+    """Memory that can still be taken: the machine's, or what the cgroup's limit leaves where that is less."""
+    import psutil
+
+    limits, used = cgroup("memory", "memory.max", root), cgroup("memory", "memory.current", root)
+    left = [int(most) - int(now) for most, now in zip(limits, used, strict=False) if most.isdigit()]
+    return min([psutil.virtual_memory().available, *left])
+
+
 def cgroup_cpus(root: Path = ROOT) -> float | None:
     """CPUs granted by the tightest cgroup v1 or v2 quota on this process; None without one."""
     pairs = [line.split() for line in cgroup("cpu", "cpu.max", root)]
@@ -167,14 +176,15 @@ def installed(package: str) -> str | None:
     from importlib import metadata
 
     spec = importlib.util.find_spec(package.partition(".")[0])
-    if spec is None or spec.origin is None:
+    # a dotted name lies in a namespace that several distributions share, which has no origin of its own
+    if spec is None or (spec.origin is None and "." not in package):
         return None
     for distribution in DISTRIBUTIONS.get(package, (package,)):
         try:
             return metadata.version(distribution)
         except metadata.PackageNotFoundError:
             continue
-    return "unknown"
+    return None if spec.origin is None else "unknown"
 
 
 def versions() -> dict[str, str]:

@@ -42,13 +42,24 @@ class Outcome:
 
 
 def run(
-    stage: str, spec: dict[str, Any], *, log: Path, timeout_s: float, threads: int, offline: bool = True
+    stage: str,
+    spec: dict[str, Any],
+    *,
+    log: Path,
+    timeout_s: float,
+    threads: int,
+    offline: bool = True,
+    stop: int | None = None,
 ) -> Outcome:
     """Run `qtool.worker <stage>` with `spec` in a fresh process; its output goes to `log`.
 
-    `offline` keeps the child off the hub: only the probe may reach for one.
+    `offline` keeps the child off the hub: only the probe may reach for one. With `stop`, a pipe's read end,
+    the child may run beside others: it ends when that pipe is closed, and its idle threads sleep.
+    Raises KeyboardInterrupt when it was stopped.
     """
     env = {**os.environ, **QUIET_ENV, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    if stop is not None:
+        env.setdefault("OMP_WAIT_POLICY", "passive")  # it is not timed, and spinning starves its neighbour
     if offline:
         env |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     oom_before = oom_kills()
@@ -57,7 +68,8 @@ def run(
     with log.open("ab") as output, os.fdopen(read_end, "rb", buffering=0) as answers:
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", "qtool.worker", stage, str(write_end)],
+                # -P: a file of the user's called evaluate.py or random.py is not the library of that name
+                [sys.executable, "-P", "-m", "qtool.worker", stage, str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -72,7 +84,7 @@ def run(
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.write(json.dumps(spec).encode() + b"\n")
                 child.stdin.flush()
-            answer = _read_until_closed(answers, time.monotonic() + timeout_s)
+            answer = _read_until_closed(answers, time.monotonic() + timeout_s, stop)
             timed_out = answer is None
         finally:
             # The answer pipe is closed or the time is up: whatever is left of the group is not wanted.
@@ -89,13 +101,18 @@ def run(
     return _died(child.returncode, oom_kills() - oom_before, log)
 
 
-def _read_until_closed(pipe: Any, deadline: float) -> bytes | None:
+def _read_until_closed(pipe: Any, deadline: float, stop: int | None) -> bytes | None:
     """Everything the child writes until it closes the pipe or dies; None when the time is up."""
     parts = []
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
+        if stop is not None:
+            selector.register(stop, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0:
-            if not selector.select(left):
+            ready = [key.fileobj for key, _ in selector.select(left)]
+            if stop in ready:
+                raise KeyboardInterrupt
+            if not ready:
                 break
             part = pipe.read(1 << 20)
             if not part:

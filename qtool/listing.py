@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
+from qtool import plugins
 from qtool import recipes as book
 from qtool import tasks as task_files
 from qtool.core import Recipe, Task
+from qtool.metrics import REGRESSION
+
+MARKS = ("<!-- recipes -->", "<!-- /recipes -->")
 
 
 def schema() -> str:
@@ -17,8 +23,41 @@ def schema() -> str:
 
 
 def recipes() -> str:
-    """One paragraph a recipe: what it does, runtime, devices, needs, and whether it can run here."""
-    return "\n\n".join(_paragraph(recipe) for recipe in book.load_all())
+    """By family, one paragraph a recipe: what it does, runtime, devices, needs, and whether it can run here."""
+    parts = []
+    for title, members in families().items():
+        parts += [f"== {title}", *(_paragraph(recipe) for recipe in members)]
+    return "\n\n".join(parts)
+
+
+def families() -> dict[str, list[Recipe]]:
+    """The book's recipes by the title of their method, the baseline's family first."""
+    found: dict[str, list[Recipe]] = {}
+    for recipe in book.load_all():
+        method = plugins.load("methods", recipe.method)
+        found.setdefault(getattr(method, "TITLE", recipe.method), []).append(recipe)
+    return found
+
+
+def markdown_table() -> str:
+    """The README's table of recipes."""
+    lines = ["| recipe | what it does | runs on | needs |", "|---|---|---|---|"]
+    for title, members in families().items():
+        lines.append(f"| **{title}** | | | |")
+        for recipe in members:
+            devices = ", ".join({"cpu": "CPU", "cuda": "CUDA"}[device] for device in recipe.devices)
+            needs = ", ".join(_needs(recipe))
+            lines.append(
+                f"| [`{recipe.name}`](recipes/{recipe.name}.yaml) | {recipe.description} | {devices} | {needs} |"
+            )
+    return "\n".join(lines)
+
+
+def rewrite(readme: Path) -> None:
+    """Put the table of today's recipes between the README's two marks."""
+    before, rest = readme.read_text("utf-8").split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    readme.write_text(f"{before}{MARKS[0]}\n{markdown_table()}\n{MARKS[1]}{after}", "utf-8")
 
 
 def recipe(name: str) -> str:
@@ -39,9 +78,9 @@ def task(name: str) -> str:
     return "\n".join(
         [
             f"{found.name}: {found.description}",
-            f"  metric   {found.score}",
+            f"  metric   {', '.join(dict.fromkeys([found.score, *found.metrics]))}",
             f"  columns  {_columns(found)}",
-            f"  labels   {', '.join(found.labels) if found.labels else 'your own, matched by name with the model'}",
+            f"  labels   {_classes(found)}",
             f"  data     {found.source}",
             f"  now      {'reachable' if reachable else 'not reachable'}: {sentence}",
         ]
@@ -54,20 +93,38 @@ def _columns(task: Task) -> str:
     return ", ".join(name for name in (task.text, task.text_pair, task.label) if name)
 
 
+def _classes(task: Task) -> str:
+    if task.labels:
+        return ", ".join(task.labels)
+    if task.score in REGRESSION:
+        return "numbers, against a model with one output"
+    return "your own, matched by name with the model"
+
+
 def _paragraph(recipe: Recipe) -> str:
     states = {device: book.why_not(recipe, device) for device in recipe.devices}
     runnable = [device for device, why in states.items() if why is None]
     here = f"yes, on {' and '.join(runnable)}" if runnable else f"no: {states[recipe.devices[0]]}"
-    needs = [*recipe.requires.cpu_flags, *recipe.requires.packages]
-    if recipe.requires.capability:
-        needs.append(f"CUDA capability {recipe.requires.capability}")
-    if recipe.calibration:
-        needs.append(f"{recipe.calibration.rows} calibration rows")
     return "\n".join(
         [
             f"{recipe.name}: {recipe.description}",
             f"  runs     {recipe.runtime} on {', '.join(recipe.devices)} (method {recipe.method}, {recipe.dtype})",
-            f"  needs    {', '.join(needs) or 'nothing more'}",
+            f"  needs    {', '.join(_needs(recipe)) or 'nothing more'}",
             f"  here     {here}",
         ]
     )
+
+
+def _needs(recipe: Recipe) -> list[str]:
+    """What a recipe asks of machine and data, in words."""
+    flags = recipe.requires.cpu_flags
+    needs = [*recipe.requires.packages, *([f"a CPU with {' or '.join(flags)}"] if flags else [])]
+    if recipe.requires.capability:
+        needs.append(f"CUDA capability {recipe.requires.capability}")
+    if recipe.calibration:
+        needs.append(f"{recipe.calibration.rows} calibration rows")
+    return needs
+
+
+if __name__ == "__main__":
+    rewrite(Path(sys.argv[1]))

@@ -1,18 +1,17 @@
-"""Turns MODEL (a folder, a hub id or an alias) into a checked local folder. Runs in the probe child only."""
+"""Checks a local folder with a PyTorch checkpoint. Runs in the probe child only."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qtool import demo, host
-from qtool.aliases import ALIASES, Alias
-from qtool.core import QtoolError, Unavailable, cache_dir, content_hash, did_you_mean, file_hash
+from qtool import checkpoint
+from qtool.core import QtoolError, content_hash, did_you_mean, file_hash
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -23,13 +22,14 @@ TOKENIZER_FILES = (
     "spm.model",
 )
 TOKENIZER_EXTRAS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
-# Everything a classifier needs and nothing that is executed: no .bin pickles, no .py files.
-HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A checked checkpoint. `id2label` has one entry a class; a regression head has one class."""
+    """A checked checkpoint. `id2label` has one entry a class; a regression head and a sentence embedding have one.
+
+    `embeds`: its outputs are sentence embeddings; `token_types`: its forward pass takes `token_type_ids`.
+    """
 
     folder: Path
     revision: str | None
@@ -40,89 +40,85 @@ class Model:
     max_tokens: int
     vocabulary: int
     model_type: str
-
-
-def resolve(name: str, revision: str | None) -> tuple[Path, str | None]:
-    """The local folder of MODEL and the hub revision it came from.
-
-    Raises QtoolError when there is no such folder, hub repository or revision, or the hub cannot be asked.
-    """
-    hub_id = ALIASES.get(name, Alias(name, "")).hub_id
-    if hub_id is None:
-        return _demo_folder(), None
-    if name not in ALIASES:
-        if Path(name).is_dir():
-            if revision is not None:
-                raise QtoolError(
-                    f"--revision is for hub ids; {name} is a local folder. Leave --revision out."
-                )
-            return Path(name).resolve(), None
-        if name.startswith((".", "/", "~")) or Path(name).exists() or name.count("/") > 1:
-            raise QtoolError(
-                f"{name} is not a model folder. Give a folder with config.json, a hub id or an alias."
-            )
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
-            raise QtoolError(
-                f"'{name}' is neither a folder nor a hub id. Give a folder, owner/name or an alias."
-            )
-    return _from_hub(hub_id, revision, name)
+    source: str = "checkpoint"
+    """What MODEL is: a key of `core.BASELINES`."""
+    embeds: bool = False
+    token_types: bool = True
 
 
 def check(folder: Path, revision: str | None) -> Model:
     """Load the checkpoint once and make sure that it is whole and trained.
 
     Raises QtoolError for a missing or corrupt config, weights or tokenizer, for custom code, for a model that
-    is no sequence classifier and for a head that would be initialised at random.
+    is neither a sequence classifier nor a sentence-embedding model, for weights that would be initialised at
+    random and for classes without a name of their own.
     """
-    config = _config(folder)
+    config = read_config(folder)
+    sentence = checkpoint.read_sentence(folder)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         pickles = sorted(path.name for path in folder.glob("*.bin"))
         found = f"only {pickles[0]}, a pickle" if pickles else "no .safetensors file"
         raise QtoolError(f"{folder} has no usable weights: found {found}. Save the model with safetensors.")
-    tokenizers = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    if not tokenizers:
-        # transformers would answer with an empty vocabulary instead of an error
-        raise QtoolError(
-            f"{folder} has no tokenizer: found none of {', '.join(TOKENIZER_FILES)}. Save it beside the model."
-        )
+    tokenizers = find_tokenizer(folder)
     model, missing = _load(folder, weights)
+    if sentence is not None:
+        # made for classifiers, and not on the way to the embedding: many such checkpoints do not store it
+        missing = {name for name in missing if not name.startswith("pooler.")}
     if missing:
+        remedy = "Restore them" if sentence is not None else "Fine-tune a sequence classifier first"
         raise QtoolError(
             f"the checkpoint in {folder} lacks {len(missing)} weights ({', '.join(sorted(missing)[:3])}): they would be"
-            " initialised at random. Fine-tune a sequence classifier first."
+            f" initialised at random. {remedy}."
         )
-    tokens = _tokenizer(folder)
+    tokens = load_tokenizer(folder)
+    if sentence is not None and sentence.pooling == "cls" and tokens.padding_side == "left":
+        raise QtoolError(
+            f"{folder} takes its embedding from the first token, which its tokenizer pads. Set padding_side to right."
+        )
     vocabulary = model.get_input_embeddings().num_embeddings
     if len(tokens) > vocabulary:
         raise QtoolError(
             f"the tokenizer in {folder} has {len(tokens)} tokens, the model {vocabulary}."
             " They do not belong together; save the right tokenizer beside the model."
         )
-    extras = [folder / name for name in TOKENIZER_EXTRAS if (folder / name).is_file()]
+    extras = [folder / name for name in sentence.files] if sentence is not None else []
     hashed = [folder / "config.json", *weights, *sorted(folder.glob("*.index.json")), *tokenizers, *extras]
     return Model(
         folder=folder,
         revision=revision,
-        content=content_hash({path.name: file_hash(path) for path in hashed}),
+        content=content_hash({str(path.relative_to(folder)): file_hash(path) for path in hashed}),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         weight_bytes=sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()),
-        id2label={int(index): str(label) for index, label in model.config.id2label.items()},
-        max_tokens=_max_tokens(model.config, tokens),
+        id2label={0: "score"} if sentence is not None else classes(folder, model.config),
+        max_tokens=min(max_tokens(model.config, tokens), (sentence and sentence.max_tokens) or 10**9),
         vocabulary=vocabulary,
         model_type=str(config["model_type"]),
+        embeds=sentence is not None,
+        token_types="token_type_ids" in inspect.signature(model.forward).parameters,
     )
+
+
+def find_tokenizer(folder: Path) -> list[Path]:
+    """The tokenizer's files. Raises QtoolError where there is none."""
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        # transformers would answer with an empty vocabulary instead of an error
+        raise QtoolError(
+            f"{folder} has no tokenizer: found none of {', '.join(TOKENIZER_FILES)}. Save it beside the model."
+        )
+    names = (*TOKENIZER_FILES, *TOKENIZER_EXTRAS)
+    return [folder / name for name in names if (folder / name).is_file()]
 
 
 def copy_tokenizer(folder: Path, to: Path) -> None:
     """Copy the tokenizer's files byte for byte, with the config that names its class."""
     to.mkdir()
-    for name in (*TOKENIZER_FILES, *TOKENIZER_EXTRAS):
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, to / name)
+    for path in find_tokenizer(folder):
+        shutil.copyfile(path, to / path.name)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json`, of a classifier or encoder of transformers' own in floating point, else QtoolError."""
     path = folder / "config.json"
     if not path.is_file():
         raise QtoolError(f"{folder} has no config.json. Give a Hugging Face model folder.")
@@ -146,6 +142,8 @@ def _config(folder: Path) -> dict[str, Any]:
         raise QtoolError(
             f"model_type '{config['model_type']}' has no sequence classifier in transformers.{hint} Use another model."
         )
+    if config.get("is_encoder_decoder") and (folder / checkpoint.MODULES).is_file():
+        raise QtoolError(f"{folder} embeds with an encoder-decoder. Use a model that is an encoder alone.")
     if "quantization_config" in config:
         raise QtoolError(
             f"{folder} is quantised already ({config['quantization_config'].get('quant_method')}). Give the original checkpoint."
@@ -156,7 +154,6 @@ def _config(folder: Path) -> dict[str, Any]:
 def _load(folder: Path, weights: list[Path]) -> tuple[Any, set[str]]:
     import torch
     from safetensors import SafetensorError, safe_open
-    from transformers import AutoModelForSequenceClassification
 
     for path in weights:
         try:
@@ -167,7 +164,7 @@ def _load(folder: Path, weights: list[Path]) -> tuple[Any, set[str]]:
                 f"{path} is damaged ({str(error).splitlines()[0][:120]}). Copy or download it again."
             ) from None
     try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
+        model, info = checkpoint.auto_class(folder).from_pretrained(
             folder,
             dtype=torch.float32,
             output_loading_info=True,
@@ -177,7 +174,7 @@ def _load(folder: Path, weights: list[Path]) -> tuple[Any, set[str]]:
     # transformers raises whatever the config's values lead to; the message is the user's best lead
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, SafetensorError) as error:
         raise QtoolError(
-            f"cannot load the model in {folder}: {_first_line(error)}. Check its config.json and weights."
+            f"cannot load the model in {folder}: {first_line(error)}. Check its config.json and weights."
         ) from None
     if info.get("mismatched_keys"):
         name = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"])[0]
@@ -187,7 +184,8 @@ def _load(folder: Path, weights: list[Path]) -> tuple[Any, set[str]]:
     return model, set(info["missing_keys"])
 
 
-def _tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer. Raises QtoolError where its files are damaged."""
     from transformers import AutoTokenizer
 
     try:
@@ -195,74 +193,33 @@ def _tokenizer(folder: Path) -> Any:
     # a damaged file surfaces as a bare Exception of the Rust tokenizer library
     except Exception as error:  # noqa: BLE001
         raise QtoolError(
-            f"cannot load the tokenizer in {folder}: {_first_line(error)}. Restore its files."
+            f"cannot load the tokenizer in {folder}: {first_line(error)}. Restore its files."
         ) from None
 
 
-def _max_tokens(config: Any, tokenizer: Any) -> int:
+def classes(folder: Path, config: Any) -> dict[int, str]:
+    """The names of the outputs, in their order. Raises QtoolError where they are not one name an output."""
+    names = {int(index): str(label) for index, label in sorted(config.id2label.items())}
+    plain = [name.strip().casefold() for name in names.values()]
+    if list(names) != list(range(len(names))) or len(set(plain)) != len(plain):
+        raise QtoolError(
+            f"{folder / 'config.json'} has the id2label {names}. Number the classes from 0 and give each its own name."
+        )
+    return names
+
+
+def max_tokens(config: Any, tokenizer: Any) -> int:
     """Most tokens a text may have: the tokenizer's bound and the position table's, less RoBERTa's offset."""
     positions = getattr(config, "max_position_embeddings", None) or 10**9
-    if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
+    if (
+        config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet")
+        and config.pad_token_id is not None
+    ):
         positions -= config.pad_token_id + 1
     return int(min(tokenizer.model_max_length, positions, 10**9))
 
 
-def _demo_folder() -> Path:
-    folder = cache_dir() / "models" / f"demo-{file_hash(demo.DELTA)[:12]}"
-    if not folder.is_dir():
-        try:
-            demo.build_model(folder)
-        except Unavailable as error:
-            raise QtoolError(str(error)) from None
-    return folder
-
-
-def _from_hub(hub_id: str, revision: str | None, asked: str) -> tuple[Path, str | None]:
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    offline = host.hub_switched_off() is not None
-    if not offline:
-        up, sentence = host.hub_status()
-        if not up:
-            raise QtoolError(
-                f"'{asked}' is no local folder, and as a hub id it cannot be fetched: {sentence}."
-                f" Give a model folder, or HF_HUB_OFFLINE=1 where it is cached.{_near_alias(asked)}"
-            )
-    try:
-        folder = huggingface_hub.snapshot_download(
-            hub_id, revision=revision, allow_patterns=list(HUB_FILES), local_files_only=offline
-        )
-    except errors.GatedRepoError:
-        raise QtoolError(
-            f"hub model '{hub_id}' is gated. Ask for access on its page and log in with `hf auth login`."
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise QtoolError(
-            f"hub model '{hub_id}' has no revision '{revision}'. Leave --revision out for the newest."
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise QtoolError(
-            f"there is no model '{hub_id}' on the hub and no such folder.{_near_alias(asked)} Check the name."
-        ) from None
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        raise QtoolError(
-            f"'{hub_id}' is not in the local cache and HF_HUB_OFFLINE is set.{_near_alias(asked)} Unset it, or give a model folder."
-        ) from None
-    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-        raise QtoolError(
-            f"cannot fetch '{hub_id}': {_first_line(error)}. Try again, or give a model folder."
-        ) from None
-    path = Path(folder)
-    return path, path.name
-
-
-def _near_alias(name: str) -> str:
-    hint = did_you_mean(name, ALIASES)
-    return hint if hint.startswith(" Did") else ""
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     with contextlib.suppress(IndexError):
         return str(error).strip().splitlines()[0][:200].rstrip(".")
     return type(error).__name__

@@ -19,6 +19,8 @@ from qtool.core import BASELINE
 from qtool.metrics import REGRESSION
 from qtool.stats import Interval
 
+LEAST_PAIRS = 10
+
 
 class PairedScores:
     """Predictions of one device's recipes, aligned by example id.
@@ -26,7 +28,7 @@ class PairedScores:
     `problems[recipe]` says why a recipe is not among them. `metric` is the task's primary metric.
     """
 
-    def __init__(self, metric: str, files: Mapping[str, Path | None]) -> None:
+    def __init__(self, metric: str, files: Mapping[str, Path | None], baseline: str = BASELINE) -> None:
         self.metric = metric
         self.problems: dict[str, str] = {}
         self.predictions: dict[str, np.ndarray[Any, Any]] = {}
@@ -34,7 +36,7 @@ class PairedScores:
         self.classes: int | None = None
         ids = None
         # The baseline first: it decides which examples the others are held against.
-        for recipe in sorted(files, key=lambda name: (name != BASELINE, name)):
+        for recipe in sorted(files, key=lambda name: (name != baseline, name)):
             path = files[recipe]
             try:
                 own_ids, labels, logits = _read(path)
@@ -61,6 +63,8 @@ class PairedScores:
         if metric == "accuracy":
             return stats.wilson(int(np.sum(own == self.labels)), len(own))
         value = stats.score(metric, self.labels, own)
+        if self.too_few():
+            return Interval(value)
         return stats.from_draws(value, self._draws(metric)[0, self._order.index(recipe)])
 
     def delta(self, recipe: str, reference: str) -> Interval:
@@ -74,8 +78,14 @@ class PairedScores:
         value = stats.score(self.metric, self.labels, self.predictions[recipe]) - stats.score(
             self.metric, self.labels, self.predictions[reference]
         )
+        if self.too_few():
+            return Interval(value)
         draws = self._draws(self.metric)
         return stats.from_draws(value, draws[1, new] - draws[0, old])
+
+    def too_few(self) -> bool:
+        """Whether resamples of a correlation say nothing: of two or three points nearly all are alike."""
+        return self.classes is None and len(self.labels) < LEAST_PAIRS
 
     def flips(self, recipe: str, reference: str) -> tuple[int, int]:
         """Examples that only `recipe` got right, and that only `reference` did. Classifiers only."""

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from qtool import host, plugins, recipes, store
-from qtool.core import Device, QtoolError, Recipe, Trial, cache_dir, content_hash, file_hash
+from qtool import checkpoint, host, plugins, recipes, store
+from qtool.core import BASELINES, Device, QtoolError, Recipe, Trial, cache_dir, content_hash, file_hash
 
 # Guesses before the first child of a stage has ended, for the estimate only.
 STAGE_S = {"build": 15.0, "score": 15.0, "measure": 14.0, "harness": 3.0}
@@ -58,6 +58,15 @@ class Plan:
     """Recipe name to the key of its artifact in the cache."""
 
     @property
+    def baseline(self) -> str:
+        return BASELINES[self.probed["model"]["source"]]
+
+    @property
+    def build_bytes(self) -> int:
+        """What one build may hold at most: its libraries, the checkpoint, and copies while it converts."""
+        return 2 * 2**30 + 6 * self.probed["model"]["weight_bytes"]
+
+    @property
     def runnable(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.id not in self.skipped]
 
@@ -87,17 +96,19 @@ def make_plan(options: Options, chosen: dict[str, Recipe], probed: dict[str, Any
                     seed=options.seed,
                 )
                 plan.trials.append(trial)
-                why = recipes.why_not(recipe, device, has_calibration=data["calibration_rows"] > 0)
+                why = recipes.why_not(
+                    recipe, device, has_calibration=data["calibration_rows"] > 0, source=model["source"]
+                )
                 if why:
                     plan.skipped[trial.id] = why
     return plan
 
 
 def artifact_key(recipe: Recipe, model_content: str, calibration_hash: str | None) -> str:
-    """Hash of all that decides an artifact: model, recipe, the method's code, library versions, calibration."""
+    """Hash of all that decides an artifact: model, recipe, code that builds, library versions, calibration."""
     method = plugins.load("methods", recipe.method)
     versions = {package: host.installed(package) for package in method.PACKAGES}
-    code = file_hash(Path(inspect.getfile(method)))
+    code = [file_hash(Path(inspect.getfile(module))) for module in (method, checkpoint)]
     calibration = calibration_hash if recipe.calibration else None
     # the logits kept for the reload check were computed with the runtime's options
     running = [recipe.runtime, recipe.runtime_options]
@@ -105,8 +116,9 @@ def artifact_key(recipe: Recipe, model_content: str, calibration_hash: str | Non
 
 
 def _deployment(recipe: Recipe, artifact: str) -> str:
-    """Hash of an artifact together with how it is run: what a score belongs to."""
-    return content_hash([artifact, recipe.runtime, recipe.runtime_options, recipe.compile])[:16]
+    """Hash of an artifact, how it is run and what is expected of it: what a score and its verdict belong to."""
+    how = [recipe.runtime, recipe.runtime_options, recipe.compile, recipe.expect.model_dump()]
+    return content_hash([artifact, recipe.name, *how])[:16]
 
 
 def run_record(plan: Plan) -> dict[str, Any]:
@@ -120,6 +132,7 @@ def run_record(plan: Plan) -> dict[str, Any]:
         "task": probed["task"]["name"] if options.score else None,
         "metric": probed["task"]["score"] if options.score else None,
         "metrics": probed["task"]["metrics"] if options.score else [],
+        "baseline": plan.baseline,
         "limit": options.limit,
         "rounds": options.rounds,
         "plan": [

@@ -6,12 +6,13 @@ Done once a sweep, in the probe child, so that a measuring process holds its eng
 from __future__ import annotations
 
 import json
+import math
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qtool import metrics, tasks
+from qtool import checkpoint, metrics, tasks
 from qtool.core import Batch, QtoolError, Task, Unavailable, content_hash
 from qtool.models import Model
 from qtool.tasks import _labels
@@ -30,6 +31,7 @@ class Facts:
     source: str
     notes: list[str]
     class_order: list[int]
+    class_names: list[str]
     pad: dict[str, int]
     padding_side: str
     max_tokens: int
@@ -55,6 +57,11 @@ def make_task(options: dict[str, Any]) -> Task:
         and not (own.get("text") and (own.get("label") or not options["score"]))
     ):
         raise QtoolError("task text needs --text COLUMN and --label COLUMN to know your table's columns.")
+    if len(set(own.values())) < len(own):
+        twice = next(name for name in own.values() if list(own.values()).count(name) > 1)
+        raise QtoolError(
+            f"column '{twice}' is named twice among --text, --text-pair and --label. Name another."
+        )
     if options.get("metric"):
         metrics.check(options["metric"])
         own |= {"score": options["metric"], "metrics": [options["metric"]]}
@@ -85,6 +92,17 @@ def read_tables(options: dict[str, Any], task: Task) -> tuple[Table, list[int], 
     return table, rows, _calibration(options, task, file, table)
 
 
+def check_task(options: dict[str, Any], task: Task, folder: Path) -> None:
+    """Raises QtoolError where `folder` holds a sentence-embedding model and the task's answer is no similarity."""
+    if not options["score"] or checkpoint.read_sentence(folder) is None:
+        return
+    if task.text_pair is None or task.score not in metrics.REGRESSION:
+        raise QtoolError(
+            f"the model embeds sentences (it has {checkpoint.MODULES}), and task {task.name} does not rate the"
+            " similarity of two texts. Use --task stsb, or --no-score."
+        )
+
+
 def prepare(
     options: dict[str, Any],
     task: Task,
@@ -94,37 +112,43 @@ def prepare(
 ) -> Facts:
     """Match labels and tokenise; write `inputs.npz`, `calibration.npz`, `texts.json` and `meta.json` into `out`.
 
+    A sentence-embedding model reads the two texts of a pair apart: the second ones go to `second.npz`, only the
+    first ones are timed and calibrate.
     Raises QtoolError for labels the model does not have and lengths it does not take.
     """
     import numpy as np
     from transformers import AutoTokenizer
 
     table, rows, calibration_table = tables
-    notes: list[str] = []
+    notes = list(table.notes)
     class_order = list(range(len(model.id2label)))
     labels = None
     if options["score"]:
-        labels, class_order, notes = _labels_of(table, task, model)
+        labels, class_order, assumed = _labels_of(table, task, model)
+        notes += assumed
     tokenizer = AutoTokenizer.from_pretrained(model.folder)
     max_tokens = min(options["seq_len"] or model.max_tokens, model.max_tokens)
     if options["seq_len"] and options["seq_len"] > model.max_tokens:
         raise QtoolError(
             f"--seq-len {options['seq_len']} is longer than the model takes ({model.max_tokens} tokens)."
         )
+    pairs, second = table.pairs, None
+    if model.embeds:
+        table, second, calibration_table = _apart(table, calibration_table)
     inputs, truncated = tokenise(tokenizer, table, max_tokens)
     calibration = tokenise(tokenizer, calibration_table, max_tokens)[0] if calibration_table else None
     lengths = [len(row) for row in inputs["input_ids"]]
+    second_inputs, cut = tokenise(tokenizer, second, max_tokens) if second else ({}, 0)
     facts = Facts(
         rows=len(table),
-        truncated=truncated,
+        truncated=truncated + cut,
         longest=max(lengths),
         mean_tokens=sum(lengths) / len(lengths),
-        data_hash=content_hash(
-            [table.texts, table.pairs, [str(label) for label in table.labels or []], rows]
-        ),
+        data_hash=content_hash([table.texts, pairs, [str(label) for label in table.labels or []], rows]),
         source=table.source,
         notes=notes,
         class_order=class_order,
+        class_names=list(task.labels or [model.id2label[index] for index in class_order]),
         pad={
             "input_ids": tokenizer.pad_token_id or 0,
             "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
@@ -136,18 +160,21 @@ def prepare(
         calibration_hash=content_hash(calibration) if calibration else None,
     )
     if facts.truncated:
-        notes.append(f"{facts.truncated} of {facts.rows} texts were cut to {max_tokens} tokens")
+        texts = len(table) + (len(second) if second else 0)
+        notes.append(f"{facts.truncated} of {texts} texts were cut to {max_tokens} tokens")
     out.mkdir(parents=True, exist_ok=True)
     extra = {"ids": np.asarray(rows, np.int64)}
     if labels is not None:
         extra["labels"] = np.asarray(labels)
     save_ragged(out / "inputs.npz", inputs, extra)
+    if second_inputs:
+        save_ragged(out / "second.npz", second_inputs, {})
     if calibration:
         save_ragged(out / "calibration.npz", calibration, {})
     (out / "texts.json").write_text(
-        json.dumps({"texts": table.texts, "pairs": table.pairs}, ensure_ascii=False)
+        json.dumps({"texts": table.texts, "pairs": table.pairs}, ensure_ascii=False), "utf-8"
     )
-    (out / "meta.json").write_text(json.dumps(asdict(facts), ensure_ascii=False))
+    (out / "meta.json").write_text(json.dumps(asdict(facts), ensure_ascii=False), "utf-8")
     return facts
 
 
@@ -155,34 +182,54 @@ def _labels_of(table: Table, task: Task, model: Model) -> tuple[list[Any], list[
     """Labels in the task's class order (numbers for a regression), that order, and notes."""
     assert table.labels is not None
     regression = task.score in metrics.REGRESSION
-    if regression != (len(model.id2label) == 1):
-        kind = "one real-valued output" if regression else "classes"
+    outputs = len(model.id2label)
+    if regression != (outputs == 1):
+        needs = "one real-valued output (num_labels 1)" if regression else "classes"
+        found = (
+            "a single output"
+            if outputs == 1
+            else f"{outputs} classes ({', '.join(model.id2label.values())[:120]})"
+        )
+        remedy = "--metric" if task.name == "text" else "model or --task"
         raise QtoolError(
-            f"metric {task.score} needs a model with {kind}; this one has {len(model.id2label)} outputs. Choose another --metric."
+            f"task {task.name}: metric {task.score} needs a model with {needs}; this one has {found}. Choose another {remedy}."
         )
     if regression:
-        try:
-            return [float(label) for label in table.labels], [0], []
-        except (TypeError, ValueError) as error:
-            raise QtoolError(
-                f"metric {task.score} needs numbers as labels: {error}. Choose another --label or --metric."
-            ) from None
-    mapped, notes = _labels.match(table.labels, task.labels, model.id2label)
-    order = list(range(len(model.id2label)))
+        return [_rating(label, task) for label in table.labels], [0], []
+    mapped, notes = _labels.match(table.labels, task.labels, model.id2label, table.kinds)
+    order = list(range(outputs))
     if task.labels is not None:
         first, _ = _labels.match(list(task.labels), task.labels, model.id2label)
-        order = first + [index for index in order if index not in first]
-    if task.score == "f1" and len(model.id2label) != 2:
-        raise QtoolError(
-            f"metric f1 needs two classes; the model has {len(model.id2label)}. Use --metric accuracy."
-        )
+        rest = [index for index in order if index not in first]
+        order = first + rest
+        if rest:
+            names = ", ".join(model.id2label[index] for index in rest)
+            notes.append(f"the task has no class like the model's {names}: answering so counts as wrong")
+    if task.score == "f1" and outputs != 2:
+        raise QtoolError(f"metric f1 needs two classes; the model has {outputs}. Use --metric accuracy.")
     return [order.index(index) for index in mapped], order, notes
+
+
+def _rating(label: Any, task: Task) -> float:
+    try:
+        value = float(label)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise QtoolError(
+            f"metric {task.score} needs numbers as labels, found {label!r}. Choose another --label or --metric."
+        )
+    return value
 
 
 def _calibration(options: dict[str, Any], task: Task, file: Any, scored: Table) -> Table | None:
     wanted = options["calibration_rows"]
     if options.get("calibration"):
-        pool = read(Path(options["calibration"]), task.text, task.text_pair, None)
+        path = Path(options["calibration"])
+        if hasattr(file, "read_texts"):
+            pool = file.read_texts(task, path)
+        else:
+            pool = read(path, task.text, task.text_pair, None)
     elif not wanted:
         return None
     else:
@@ -200,6 +247,16 @@ def _calibration(options: dict[str, Any], task: Task, file: Any, scored: Table) 
         )
     random.Random(options["seed"]).shuffle(free)
     return pool.take(free[:wanted]) if free and wanted else None
+
+
+def _apart(table: Table, calibration: Table | None) -> tuple[Table, Table | None, Table | None]:
+    """The rows' first texts, their second ones, and the calibration rows' first ones that are neither of them."""
+    second = replace(table, texts=table.pairs, pairs=None) if table.pairs is not None else None
+    if calibration is not None:
+        scored = {*table.texts, *(table.pairs or [])}
+        free = [row for row, text in enumerate(calibration.texts) if text not in scored]
+        calibration = replace(calibration.take(free), pairs=None) if free else None
+    return replace(table, pairs=None), second, calibration
 
 
 def tokenise(tokenizer: Any, table: Table, max_tokens: int) -> tuple[dict[str, list[Any]], int]:

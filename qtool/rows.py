@@ -15,7 +15,7 @@ from typing import Any
 from qtool import stats
 from qtool.core import BASELINE, METRICS, SCORES, Measurement
 from qtool.metrics import REGRESSION
-from qtool.paired import PairedScores
+from qtool.paired import LEAST_PAIRS, PairedScores
 from qtool.stats import Interval
 
 Key = tuple[str, str, int | None]
@@ -112,15 +112,21 @@ def _round(measurement: Measurement) -> int:
 
 
 def make_metrics(
-    trial: Trial, baseline: Trial | None, scores: PairedScores | None, names: Sequence[str]
+    trial: Trial,
+    baseline: Trial | None,
+    scores: PairedScores | None,
+    names: Sequence[str],
+    against: str = BASELINE,
 ) -> dict[str, dict[str, Any]]:
-    """Every metric of an ok row, in the order of `core.METRICS`."""
-    found = _score_metrics(trial, scores, names) | {name: _per_round(trial, name) for name in PER_ROUND}
+    """Every metric of an ok row, in the order of `core.METRICS`; `against` is the baseline's name."""
+    found = _score_metrics(trial, scores, names, against) | {
+        name: _per_round(trial, name) for name in PER_ROUND
+    }
     found["latency_p50_s"] = _p50(trial.samples("latency_s"))
     found["end_to_end_p50_s"] = _p50(trial.samples("end_to_end_s"))
     found["latency_p95_s"] = _p95(trial.samples("latency_s"))
     found["throughput_per_s"] = _throughput(trial)
-    found["speedup"] = _speedup(trial, baseline)
+    found["speedup"] = _speedup(trial, baseline, against)
     found["tokenize_share"] = _tokenize_share(trial)
     found["disk_bytes"] = exact(trial.disk_bytes)
     found["weight_bytes"] = exact(trial.score.values.get("weight_bytes") if trial.score else None)
@@ -128,11 +134,11 @@ def make_metrics(
 
 
 def _score_metrics(
-    trial: Trial, scores: PairedScores | None, names: Sequence[str]
+    trial: Trial, scores: PairedScores | None, names: Sequence[str], against: str
 ) -> dict[str, dict[str, Any]]:
     if scores is None:
         return {name: cell(None, "nothing was scored") for name in (*SCORES, "score_delta", "agreement")}
-    recipe = trial.recipe
+    recipe, few = trial.recipe, f"no interval: a correlation needs {LEAST_PAIRS} examples"
     told = (trial.score.values.get("metrics") if trial.score else None) or {}
     known = recipe in scores.predictions
     problem = scores.problems.get(recipe, "")
@@ -147,16 +153,18 @@ def _score_metrics(
             own = scores.single(recipe, name)
             same = abs(own.value - value) <= SAME_SCORE
             differs = f"no interval: the stored predictions give {own.value:.6f}, scoring gave {value:.6f}"
-            found[name] = cell(own if same else Interval(value), differs)
+            found[name] = cell(
+                own if same else Interval(value), few if same and scores.too_few() else differs
+            )
     regression = scores.metric in REGRESSION
-    if recipe == BASELINE and not regression:
+    if recipe == against and not regression:
         return found | {"score_delta": exact(0.0), "agreement": exact(1.0)}
-    if not known or BASELINE not in scores.predictions:
-        reason = problem or scores.problems.get(BASELINE) or f"{BASELINE} was not scored on this device"
+    if not known or against not in scores.predictions:
+        reason = problem or scores.problems.get(against) or f"{against} was not scored on this device"
         return found | {name: cell(None, reason) for name in ("score_delta", "agreement")}
     undefined = "the score is not defined for one of the two"
-    found["score_delta"] = cell(scores.delta(recipe, BASELINE), undefined)
-    agreement = None if regression else scores.agreement(recipe, BASELINE)
+    found["score_delta"] = cell(scores.delta(recipe, against), few if scores.too_few() else undefined)
+    agreement = None if regression else scores.agreement(recipe, against)
     found["agreement"] = cell(agreement, "a regression has no classes to agree on")
     return found
 
@@ -197,16 +205,16 @@ def _throughput(trial: Trial) -> dict[str, Any]:
     return cell(stats.t_log(each, whole))
 
 
-def _speedup(trial: Trial, baseline: Trial | None) -> dict[str, Any]:
+def _speedup(trial: Trial, baseline: Trial | None, against: str) -> dict[str, Any]:
     """Geometric mean over rounds of the baseline's p50 over the recipe's in the same round."""
-    if trial.recipe == BASELINE:
+    if trial.recipe == against:
         return exact(1.0)
     if baseline is None:
-        return cell(None, f"the baseline {BASELINE} is not ok on this device at this batch size")
+        return cell(None, f"the baseline {against} is not ok on this device at this batch size")
     base, own = baseline.p50_s(), trial.p50_s()
     shared = sorted(base.keys() & own.keys())
     if not shared:
-        return cell(None, f"it shares no timed round with {BASELINE}")
+        return cell(None, f"it shares no timed round with {against}")
     return cell(stats.t_ratio([base[r] for r in shared], [own[r] for r in shared]))
 
 

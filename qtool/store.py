@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from qtool.core import Measurement, QtoolError
 
 SCHEMA = 1
+RUN_KEYS = {"model", "task", "metric", "rounds", "plan"}
 
 
 class Writer:
@@ -35,10 +36,21 @@ class Writer:
         self._drop_torn_tail()
 
     def append(self, measurement: Measurement) -> None:
-        """One write and one sync a line, so that a kill leaves whole lines."""
-        line = json.dumps(measurement.model_dump(), ensure_ascii=False, allow_nan=False) + "\n"
-        os.write(self._fd, line.encode())
-        os.fsync(self._fd)
+        """One write and one sync a line, so that a kill leaves whole lines.
+
+        Raises QtoolError where the disk does not take it; what was written before stays readable.
+        """
+        line = (json.dumps(measurement.model_dump(), ensure_ascii=False, allow_nan=False) + "\n").encode()
+        before = os.fstat(self._fd).st_size
+        try:
+            written = os.write(self._fd, line)
+            os.fsync(self._fd)
+            problem = None if written == len(line) else "the disk is full"
+        except OSError as error:
+            problem = error.strerror
+        if problem:
+            os.ftruncate(self._fd, before)
+            raise QtoolError(f"cannot write to {self.path}: {problem}. Make room, then add --resume.")
 
     def _drop_torn_tail(self) -> None:
         data = self.path.read_bytes()
@@ -88,7 +100,7 @@ def latest(measurements: list[Measurement]) -> dict[tuple[str, str, int | None],
 def write_json(path: Path, value: Any) -> None:
     """Write whole or not at all: to a sibling first, then renamed into place."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
     temporary.replace(path)
 
 
@@ -98,9 +110,11 @@ def read_run(run_dir: Path) -> dict[str, Any]:
     if not path.is_file():
         raise QtoolError(f"{run_dir} holds no run: there is no run.json. Give a folder made by qtool sweep.")
     try:
-        run = json.loads(path.read_text())
+        run = json.loads(path.read_text("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise QtoolError(f"{path} is not valid JSON ({error}). Sweep again into a new --out.") from None
+    if isinstance(run, dict) and run.get("schema") == SCHEMA and (missing := RUN_KEYS - run.keys()):
+        raise QtoolError(f"{path} lacks {', '.join(sorted(missing))}. Sweep again into a new --out.")
     if not isinstance(run, dict) or run.get("schema") != SCHEMA:
         found = run.get("schema") if isinstance(run, dict) else type(run).__name__
         raise QtoolError(f"{path} has schema {found!r}; this qtool reads {SCHEMA}. Sweep again.")

@@ -29,15 +29,16 @@ def summarise(run_dir: Path) -> dict[str, Any]:
     Raises QtoolError when the folder holds no readable run or measurements of more than one host.
     """
     run = store.read_run(run_dir)
+    baseline = run.get("baseline", BASELINE)
     lines = store.latest(store.read(run_dir))
     _refuse_mixed_hosts(run_dir, lines)
     trials = [make_trial(entry, lines, run["rounds"]) for entry in run["plan"]]
-    scores = _scores(run_dir, run["metric"], trials)
+    scores = _scores(run_dir, run["metric"], trials, baseline)
     rows: list[Row] = []
     groups: list[dict[str, Any]] = []
     for group in dict.fromkeys(trial.group for trial in trials):
         own = [trial for trial in trials if trial.group == group]
-        found, entry = _group(own, scores.get(group[0]), run.get("metrics") or [])
+        found, entry = _group(own, scores.get(group[0]), run.get("metrics") or [], baseline)
         rows += found
         groups.append(entry)
     return {
@@ -45,10 +46,11 @@ def summarise(run_dir: Path) -> dict[str, Any]:
         "model": run["model"],
         "task": run["task"],
         "metric": run["metric"],
-        "baseline": BASELINE,
+        "baseline": baseline,
         "rows": rows,
         "frontier": groups,
         "harness": _harness(lines, run),
+        "notes": [*(run.get("notes") or []), *_suspicions(trials, baseline)],
     }
 
 
@@ -61,7 +63,9 @@ def _refuse_mixed_hosts(run_dir: Path, lines: Mapping[Key, Measurement]) -> None
         )
 
 
-def _scores(run_dir: Path, metric: str | None, trials: Sequence[Trial]) -> dict[str, PairedScores]:
+def _scores(
+    run_dir: Path, metric: str | None, trials: Sequence[Trial], baseline: str
+) -> dict[str, PairedScores]:
     """Paired scores by device, of every recipe that was scored there, whatever became of its timing."""
     if metric is None:
         return {}
@@ -72,19 +76,19 @@ def _scores(run_dir: Path, metric: str | None, trials: Sequence[Trial]) -> dict[
             if trial.group[0] == device and trial.score is not None and trial.score.status == "ok":
                 name = trial.score.values.get("predictions")
                 files[trial.recipe] = run_dir / name if name else None
-        found[device] = PairedScores(metric, files)
+        found[device] = PairedScores(metric, files, baseline)
     return found
 
 
 def _group(
-    trials: Sequence[Trial], scores: PairedScores | None, metrics: Sequence[str]
+    trials: Sequence[Trial], scores: PairedScores | None, metrics: Sequence[str], against: str
 ) -> tuple[list[Row], dict[str, Any]]:
     """Rows and the frontier entry of one device and batch size."""
     device, batch_size = trials[0].group
     ok = [trial for trial in trials if trial.status == "ok"]
-    baseline = next((trial for trial in ok if trial.recipe == BASELINE), None)
+    baseline = next((trial for trial in ok if trial.recipe == against), None)
     candidates = [Candidate(t.recipe, t.p50_s(), t.values(peak_name(device)), t.disk_bytes) for t in ok]
-    pairs = frontier.compare(candidates, _deltas([t.recipe for t in ok], scores))
+    pairs = frontier.compare(candidates, _deltas([t.recipe for t in ok], scores, against))
     members = frontier.front([t.recipe for t in ok], pairs)
     provisional = any(len(trial.rounds) < 2 for trial in ok)
     rows: list[Row] = []
@@ -101,17 +105,17 @@ def _group(
                 "cause": trial.cause,
                 "next_step": trial.next_step,
                 "description": trial.entry.get("description") or "",
-                "metrics": make_metrics(trial, baseline, scores, metrics) if good else {},
+                "metrics": make_metrics(trial, baseline, scores, metrics, against) if good else {},
                 "on_frontier": trial.recipe in members,
                 "ties": [
                     other for other in others if pairs[trial.recipe, other]["p50"] in ("tie", "unresolved")
                 ],
-                "flips": _flips(trial.recipe, scores) if good else None,
+                "flips": _flips(trial.recipe, scores, against) if good else None,
                 "contended": trial.contended,
                 "audit": (trial.score.values.get("audit") if trial.score else None) or {},
             }
         )
-    shown = {row["recipe"] for row in rows if row["status"] == "ok" and _not_worse(row, scores)}
+    shown = {row["recipe"] for row in rows if row["status"] == "ok" and _not_worse(row, scores, against)}
     qualified = [candidate for candidate in candidates if candidate.recipe in shown]
     choice = frontier.choose(qualified, pairs, members) if qualified else None
     return rows, {
@@ -127,26 +131,27 @@ def _group(
             metric=scores.metric if scores else None,
             examples=len(scores.labels) if scores else 0,
             provisional=provisional,
+            baseline=against,
         ),
     }
 
 
-def _not_worse(row: Row, scores: PairedScores | None) -> bool:
+def _not_worse(row: Row, scores: PairedScores | None, baseline: str) -> bool:
     """Whether the score is shown not to be worse than the baseline's by more than the margin."""
-    if scores is None or row["recipe"] == BASELINE:
+    if scores is None or row["recipe"] == baseline:
         return True
     low = row["metrics"]["score_delta"]["low"]
     return low is not None and low > -frontier.MARGIN
 
 
 def _deltas(
-    recipes: Sequence[str], scores: PairedScores | None
+    recipes: Sequence[str], scores: PairedScores | None, baseline: str
 ) -> dict[tuple[str, str], Interval | None] | None:
     if scores is None:
         return None
     found: dict[tuple[str, str], Interval | None] = {}
     # The baseline last, so that it is the reference here as it is in score_delta.
-    names = sorted(recipes, key=lambda name: (name == BASELINE, name))
+    names = sorted(recipes, key=lambda name: (name == baseline, name))
     for index, first in enumerate(names):
         for second in names[index + 1 :]:
             both = first in scores.predictions and second in scores.predictions
@@ -162,14 +167,21 @@ def _negative(delta: Interval | None) -> Interval | None:
     return Interval(-delta.value, -delta.high, -delta.low)
 
 
-def _flips(recipe: str, scores: PairedScores | None) -> dict[str, Any] | None:
+def _flips(recipe: str, scores: PairedScores | None, baseline: str) -> dict[str, Any] | None:
     """Answers a classifier gained and lost against the baseline; None where there is nothing to compare."""
-    if scores is None or scores.classes is None or recipe == BASELINE:
+    if scores is None or scores.classes is None or recipe == baseline:
         return None
-    if recipe not in scores.predictions or BASELINE not in scores.predictions:
+    if recipe not in scores.predictions or baseline not in scores.predictions:
         return None
-    gained, lost = scores.flips(recipe, BASELINE)
+    gained, lost = scores.flips(recipe, baseline)
     return {"gained": gained, "lost": lost, "mcnemar_p": stats.mcnemar(gained, lost)}
+
+
+def _suspicions(trials: Sequence[Trial], baseline: str) -> list[str]:
+    """What scoring the baseline found odd about the order of the classes; once, whatever the device."""
+    scores = [trial.score for trial in trials if trial.recipe == baseline and trial.score is not None]
+    found = [score.values.get("suspicion") for score in scores]
+    return list(dict.fromkeys(note for note in found if note))
 
 
 def _harness(lines: Mapping[Key, Measurement], run: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,6 +194,16 @@ def _harness(lines: Mapping[Key, Measurement], run: Mapping[str, Any]) -> dict[s
         else None,
         "rounds": run["rounds"],
         "contended_measurements": len(contended),
+        "stage_wall_s": _stage_wall_s(lines),
         "host": run.get("host"),
         "versions": run.get("versions"),
     }
+
+
+def _stage_wall_s(lines: Mapping[Key, Measurement]) -> dict[str, float]:
+    """Seconds of all child processes by stage: where a sweep's time went. Builds and scores overlap."""
+    found: dict[str, float] = {}
+    for line in lines.values():
+        if line.values.get("wall_s") is not None:
+            found[line.stage] = found.get(line.stage, 0.0) + line.values["wall_s"]
+    return found

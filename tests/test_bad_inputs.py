@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qtool import cli, isolate, worker
+from qtool import cli, isolate, store, worker
 from qtool.core import QtoolError
 from tests.conftest import make_checkpoint, need, qtool, write_table
 
@@ -47,6 +47,10 @@ CASES = [
     ("resume without a folder", "sweep {m} --no-score --resume", "--resume needs --out DIR"),
     ("resume of nothing", "sweep {m} --no-score --resume --out {d}/none", "nothing to resume"),
     ("a run stands there", "sweep {m} --no-score --out {d}/run", "already holds a run. Add --resume"),
+    ("out holds the user's own files", "sweep {m} --no-score --out {d}", "is not empty and holds no run"),
+    ("out is the current folder", "sweep {m} --no-score --out .", "names no folder of its own"),
+    ("out is too long", f"sweep {{m}} --no-score --out {'x' * 300}", "File name too long"),
+    ("recipe's name is too long", f"recipes {'x' * 300}", "File name too long"),
     ("out is a file", "sweep {m} --no-score --out {t}", "is a file"),
     ("model that is no folder", "sweep {d}/nothing --no-score", "is not a model folder"),
     (
@@ -61,6 +65,12 @@ CASES = [
         "not in the local cache and HF_HUB_OFFLINE is set",
     ),
     ("revision of a folder", "sweep {m} --no-score --revision main", "is for hub ids"),
+    ("revision of the demo", "sweep demo --revision main", "ships with qtool"),
+    ("no model among several", "sweep {m} --models {d}/models.yaml", "leave MODEL out"),
+    ("several models on one task", "sweep --models {d}/models.yaml --task sst2", "give --task glue"),
+    ("one model on all tasks", "sweep {m} --task glue", "give --models FILE"),
+    ("models file missing", "sweep --models {d}/none.yaml --task glue", "cannot read --models"),
+    ("a wrong entry among several", "sweep --models {d}/models.yaml --task glue", "nothing on sst2: "),
     ("config missing", "sweep {d}/no-config --no-score", "has no config.json"),
     ("config corrupt", "sweep {d}/bad-config --no-score", "is not valid JSON"),
     ("config without a type", "sweep {d}/typeless --no-score", "names no model_type"),
@@ -91,6 +101,21 @@ CASES = [
     ),
     ("columns not named", "sweep {m} --task text --data {t}", "--text COLUMN and --label COLUMN"),
     ("column missing", "sweep {m} --task text --data {t} --text txt --label label", "Did you mean 'text'?"),
+    (
+        "one column for two roles",
+        "sweep {m} --task text --data {t} --text text --label text",
+        "is named twice",
+    ),
+    (
+        "a label that is a list",
+        "sweep {m} --task text --data {d}/list.jsonl --text text --label label",
+        "line 1: column 'label'",
+    ),
+    (
+        "half a surrogate pair",
+        "sweep {m} --task text --data {d}/half.jsonl --text text --label label",
+        "line 1: column 'text'",
+    ),
     ("metric unknown", f"sweep {{m}} {TABLE} --metric acuracy", "Did you mean 'accuracy'?"),
     (
         "metric of a regression",
@@ -111,7 +136,10 @@ CASES = [
     ("a binary table", "sweep {m} --task text --data {d}/binary.csv --text text --label label", "is binary"),
     ("an empty table", "sweep {m} --task text --data {d}/empty.csv --text text --label label", "is empty"),
     ("a folder that is not GLUE's", "sweep {m} --task sst2 --data {d}", "no SST-2/dev.tsv in"),
-    ("a file for a GLUE task", "sweep {m} --task sst2 --data {t}", "is not a folder"),
+    ("another file for a GLUE task", "sweep {m} --task sst2 --data {t}", "has no column 'sentence'"),
+    ("nothing for a GLUE task", "sweep {m} --task sst2 --data {d}/none", "is a folder or a file"),
+    ("a classifier for ratings", "sweep {m} --task stsb --data {d}/ratings.tsv", "one real-valued output"),
+    ("a wrong GLUE label", "sweep {m} --task rte --data {d}/rte.tsv", "line 2: column 'label' holds 'yes'"),
     ("a test split", "sweep {m} --task sst2 --data {d} --split test", "have no labels"),
     ("an unknown split", "sweep {m} --task sst2 --data {d} --split valdation", "Did you mean 'validation'?"),
     ("a split of one's own table", f"sweep {{m}} {TABLE} --split train", "has no"),
@@ -121,6 +149,7 @@ CASES = [
     ("report of nothing", "report {d}/none", "holds no run"),
     ("report of a broken run", "report {d}/broken-run", "line 1 is not a measurement"),
     ("report of a newer schema", "report {d}/newer-run", "Upgrade qtool"),
+    ("report of a hollow run", "report {d}/run", "lacks metric, model, plan"),
     ("report in an unknown format", "report {d}/run --format pdf", "invalid choice: 'pdf'"),
     ("export of nothing", "export {d}/none fp32 {d}/to", "holds no run"),
 ]
@@ -177,8 +206,13 @@ def places(tmp_path_factory):
         copy("headless") / "model.safetensors",
         {"format": "pt"},
     )
+    (broken / "models.yaml").write_text(f"- {{model: {broken}/nothing, task: sst2}}\n")
+    (broken / "list.jsonl").write_text('{"text": "a", "label": ["positive"]}\n')
+    (broken / "half.jsonl").write_text('{"text": "a \\ud800", "label": "positive"}\n')
     (broken / "labels.csv").write_text("text,label\na,neutral\n")
     (broken / "row.csv").write_text("text,label\na,positive\nb\n")
+    (broken / "ratings.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t2.5\n")
+    (broken / "rte.tsv").write_text("sentence1\tsentence2\tlabel\na\tb\tyes\n")
     (broken / "binary.csv").write_bytes(b"text,label\n\x00\x01,positive\n")
     (broken / "empty.csv").write_text("")
     for name, line in (
@@ -187,7 +221,8 @@ def places(tmp_path_factory):
         ("newer-run", '{"schema_version": 99}\n'),
     ):
         (broken / name).mkdir()
-        (broken / name / "run.json").write_text('{"schema": 1}')
+        keys = {} if name == "run" else dict.fromkeys(store.RUN_KEYS)
+        (broken / name / "run.json").write_text(json.dumps({"schema": 1, **keys}))
         (broken / name / "results.jsonl").write_text(line)
     return {"m": str(model), "t": str(table), "d": str(broken)}
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-# common.py is no command, and training the demo has no peer and no target
-SCRIPTS = sorted(set(BENCHMARKS.glob("*.py")) - {BENCHMARKS / "common.py", BENCHMARKS / "train_demo.py"})
+# common.py is no command, and training has no peer and no target
+OTHERS = {BENCHMARKS / name for name in ("common.py", "train_demo.py", "finetune.py")}
+SCRIPTS = sorted(set(BENCHMARKS.glob("*.py")) - OTHERS)
 
 
 @pytest.fixture

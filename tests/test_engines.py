@@ -352,6 +352,7 @@ def test_the_exported_load_script_gives_the_measured_logits(method, bert, int8, 
         shutil.copyfile(bert / name, folder / name)
     options = runtime.Options(**recipe.runtime_options).model_dump()
     script = runtime.LOAD_SCRIPT.replace("$OPTIONS", repr(options)).replace("$DEVICE", repr("cpu"))
+    script = script.replace("$MAX_TOKENS", str(POSITIONS))
     (folder / "load.py").write_text(script)
     texts = ["word1 word2 word3", "word4"]
     batch = dict(AutoTokenizer.from_pretrained(bert)(texts, padding=True, return_tensors="np"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qtool import cli, export, isolate, recipes, timing, worker
+from qtool import cli, export, isolate, measure, recipes, sweep, timing
 from qtool.core import QtoolError, Recipe
 from tests.conftest import WORDS, lines_of, need, write_table
 from tests.test_sweep import run_here
@@ -60,10 +61,11 @@ def swept(checkpoint, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QTOOL_CACHE", str(root / "cache"))
         patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setattr(worker, "CALLS", 4)
-        patch.setattr(worker, "MIN_TIME_S", 0.0)
+        patch.setattr(measure, "CALLS", 4)
+        patch.setattr(measure, "MIN_TIME_S", 0.0)
         patch.setattr(timing, "warm_up", functools.partial(timing.warm_up, min_time_s=0.0, max_time_s=0.1))
         patch.setattr(isolate, "run", run_here)
+        patch.setattr(sweep, "AT_ONCE", 1)  # the libraries' lazy imports are not made for two threads
         code = cli.run(
             ["sweep", str(model), "--task", "text", "--data", str(table), "--text", "text",
              "--label", "label", "--calibration", str(other), "--rounds", "1", "--threads", "1",
@@ -176,11 +178,27 @@ def test_the_onnx_readme_asks_for_the_engine_and_not_for_pytorch(exported):
     assert {pin.partition("==")[0] for pin in pins.split()[2:]} == {"transformers", "onnxruntime"}
 
 
-def test_runtime_options_that_a_script_cannot_repeat_are_refused():
-    recipe = Recipe(name="mixed", description="d", source="s", method="torch_cast", runtime="pytorch",
-                    devices=["cpu"], runtime_options={"autocast": "bfloat16"})  # fmt: skip
-    with pytest.raises(QtoolError, match="'mixed' sets runtime_options"):
-        export.load_script(recipe, "cpu")
+def _recipe(**parts):
+    return Recipe(name="mixed", description="d", source="s", method="torch_cast", runtime="pytorch", **parts)
+
+
+def test_a_script_repeats_autocast_compilation_the_device_and_the_measured_length():
+    recipe = _recipe(runtime_options={"autocast": "bfloat16"}, compile={"dynamic": True})
+    script = export.load_script(recipe, "cuda", 77)
+    ast.parse(script)
+    assert "device_map='cuda'" in script
+    assert "batch.to('cuda')" in script
+    assert "torch.autocast('cuda', dtype=torch.bfloat16)" in script
+    assert "model.compile(fullgraph=True, dynamic=True)" in script
+    assert "max_length=77" in script
+
+
+def test_a_script_is_short():
+    for runtime, method in (("pytorch", "torch_cast"), ("onnxruntime", "onnx"), ("openvino", "openvino")):
+        recipe = Recipe(name="plain", description="d", source="s", method=method, runtime=runtime)
+        lines = export.load_script(recipe, "cpu", 512).splitlines()[1:]
+        code = [line for line in lines if line.strip() and not line.startswith(("import ", "from "))]
+        assert len(code) <= 15, runtime
 
 
 def _refused(*parts: str, run: Path, recipe: str, to: Path) -> None:

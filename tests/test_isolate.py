@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 import time
 
 import pytest
@@ -36,7 +38,7 @@ def alive(pid: int) -> bool:
 
 def test_an_answer_on_the_pipe_is_the_outcome_and_the_log_keeps_the_rest(child, tmp_path):
     outcome = child(
-        'read job; echo "job $job"; echo "{\\"status\\": \\"ok\\", \\"values\\": {\\"x\\": 2}}" >&$4'
+        'read job; echo "job $job"; echo "{\\"status\\": \\"ok\\", \\"values\\": {\\"x\\": 2}}" >&$5'
     )
     assert outcome == isolate.Outcome("ok", {"x": 2})
     assert (tmp_path / "logs" / "x.log").read_text() == 'job {"a": 1}\n'
@@ -60,7 +62,7 @@ def test_a_crash_is_failed_with_its_exit_code(child):
 
 
 def test_a_child_killed_in_the_middle_of_its_answer_is_a_failure(child):
-    assert child('echo \'{"status": "o\' >&$4; kill -9 $$').error == "killed by SIGKILL"
+    assert child('echo \'{"status": "o\' >&$5; kill -9 $$').error == "killed by SIGKILL"
 
 
 def test_a_segmentation_fault_is_named(child):
@@ -81,7 +83,7 @@ def test_time_up_ends_the_child_and_all_it_started(child, tmp_path):
 
 def test_what_a_child_started_does_not_outlive_its_answer(child, tmp_path):
     outcome = child(
-        f'sleep 300 >&- 2>&- & echo $! > {tmp_path}/pid; echo \'{{"status": "ok"}}\' >&$4; exec 3>&-; kill -9 $$',
+        f'sleep 300 >&- 2>&- & echo $! > {tmp_path}/pid; echo \'{{"status": "ok"}}\' >&$5; exec 3>&-; kill -9 $$',
         timeout_s=3.0,
     )
     assert outcome.status in ("ok", "timeout")
@@ -95,6 +97,37 @@ def test_a_bad_job_fails_with_the_reason_and_a_traceback_in_the_log(tmp_path):
     assert outcome.status == "failed"
     assert "FileNotFoundError" in outcome.error
     assert "Traceback" in (tmp_path / "x.log").read_text()
+
+
+def test_closing_the_stop_pipe_ends_the_child_and_says_interrupted(child, tmp_path, monkeypatch):
+    stop, write_end = os.pipe()
+    threading.Timer(0.5, os.close, [write_end]).start()
+    run = functools.partial(isolate.run, stop=stop)
+    monkeypatch.setattr(isolate, "run", run)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        child(f"echo $$ > {tmp_path}/pid; sleep 300")
+    os.close(stop)
+    assert time.monotonic() - started < 15
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_only_children_that_run_side_by_side_wait_passively(child, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    stop, write_end = os.pipe()
+    with monkeypatch.context() as patch:
+        patch.setattr(isolate, "run", functools.partial(isolate.run, stop=stop))
+        child(f'echo "${{OMP_WAIT_POLICY-unset}}" > {tmp_path}/env; exit 0')
+    os.close(stop)
+    os.close(write_end)
+    assert (tmp_path / "env").read_text() == "passive\n"
+
+
+def test_a_file_in_the_users_folder_does_not_stand_in_for_a_library(tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text("raise SystemExit(5)")
+    monkeypatch.chdir(tmp_path)
+    outcome = isolate.run("harness", {"data": "none"}, log=tmp_path / "x.log", timeout_s=60, threads=1)
+    assert "FileNotFoundError" in outcome.error
 
 
 def test_children_keep_the_waiting_policy_of_the_user(child, tmp_path, monkeypatch):

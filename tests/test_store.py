@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -74,3 +76,23 @@ def test_json_files_are_replaced_whole(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         store.write_json(tmp_path / "a.json", {"x": float("inf")})
     assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
+
+
+@pytest.mark.parametrize("fault", ["short", "error"])
+def test_a_full_disk_is_a_line_for_the_user_and_the_run_stays_readable(tmp_path, monkeypatch, fault):
+    real = os.write
+
+    def full(descriptor, data):
+        real(descriptor, data[: len(data) // 2])
+        if fault == "error":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(data) // 2
+
+    with store.Writer(tmp_path) as writer:
+        writer.append(measurement())
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(QtoolError, match=r"Make room, then add --resume"):
+            writer.append(measurement("u"))
+        monkeypatch.setattr(os, "write", real)
+        writer.append(measurement("v"))
+    assert [m.trial_id for m in store.read(tmp_path)] == ["t", "v"]

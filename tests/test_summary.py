@@ -435,3 +435,19 @@ def test_summary_and_report_import_no_machine_learning_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("examples", "bounded"), [(3, False), (12, True)])
+def test_a_correlation_of_a_handful_is_given_no_interval_and_recommends_nothing(tmp_path, examples, bounded):
+    truth = [float(i) for i in range(examples)]
+    close = [value + 0.3 * (-1) ** i for i, value in enumerate(truth)]
+    rows = {
+        name: Made(times, told, metrics={"spearman": scipy_stats.spearmanr(told, truth).statistic})
+        for name, times, told in (("fp32", (0.010,) * 3, truth), ("int8", FAST, close))
+    }
+    summary = swept(tmp_path, rows, labels=truth, metric="spearman", metrics=["spearman"])
+    delta = metric(summary, "int8", "score_delta")
+    assert (delta["low"] is not None) == bounded
+    if not bounded:
+        assert "needs 10 examples" in delta["reason"]
+        assert summary["frontier"][0]["recommended"] == "fp32"

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import yaml
 
-from qtool import cli, core, isolate, prepare, worker
+from qtool import cli, core, isolate, measure, prepare, worker
+from qtool import sweep as sweeping
 from qtool.core import QtoolError, Unavailable
 from qtool.report import plots
-from tests.conftest import lines_of, need
+from tests.conftest import WORDS, lines_of, make_checkpoint, need
 
 BASE = ("--task", "text", "--text", "text", "--label", "label", "--rounds", "2", "--threads", "1")
 THREE = tuple(
@@ -44,11 +45,12 @@ FILES = {
 def make_quick(patch, checkpoint, table, folder):
     """A function (flags) -> (exit code, run folder) that sweeps the tiny model with few calls, in this process."""
     need("evaluate", "sklearn", "accelerate")
-    patch.setattr(worker, "CALLS", 6)
-    patch.setattr(worker, "MIN_TIME_S", 0.0)
-    patch.setattr(worker, "E2E_CALLS", 6)
-    patch.setattr(worker, "WARM_UP_MAX_S", 0.05)
+    patch.setattr(measure, "CALLS", 6)
+    patch.setattr(measure, "MIN_TIME_S", 0.0)
+    patch.setattr(measure, "E2E_CALLS", 6)
+    patch.setattr(measure, "WARM_UP_MAX_S", 0.05)
     patch.setattr(isolate, "run", run_here)
+    patch.setattr(sweeping, "AT_ONCE", 1)  # the libraries' lazy imports are not made for two threads
 
     def sweep(*flags: str, out: str = "run", base: tuple[str, ...] = BASE) -> tuple[int, Path]:
         arguments = [
@@ -208,6 +210,20 @@ def test_an_artifact_that_is_not_what_its_recipe_says_fails_and_the_sweep_goes_o
     assert "0.0% of the weight bytes are int8, expected at least 90.0%" in row_of(run, "liar")["cause"]
     assert row_of(run, "bf16")["status"] == "ok"
     assert "liar" in (run / "report.md").read_text()
+
+
+def test_what_one_recipe_expects_is_no_verdict_on_another_of_the_same_content(quick, tmp_path):
+    recipe = {"name": "strict", "description": "d", "source": "s", "method": "torch_cast", "runtime": "pytorch",
+              "expect": {"weight_share": {"int8": 0.9}}}  # fmt: skip
+    (tmp_path / "strict.yaml").write_text(yaml.safe_dump(recipe))
+    twin = recipe | {"name": "twin", "expect": {}}
+    (tmp_path / "twin.yaml").write_text(yaml.safe_dump(twin))
+    code, run = quick("--recipe", str(tmp_path / "strict.yaml"), "--recipe", str(tmp_path / "twin.yaml"))
+    assert code == 3
+    status = {row["recipe"]: row["status"] for row in summary_of(run)["rows"]}
+    assert status == {"fp32": "ok", "strict": "failed", "twin": "ok"}
+    built = {line["recipe"]: line["values"]["artifact"] for line in lines_of(run) if line["stage"] == "build"}
+    assert built["fp32"] == built["strict"] == built["twin"]
 
 
 def test_a_recipe_that_cannot_run_is_skipped_with_its_reason_and_exit_code_0(quick, monkeypatch):
@@ -371,6 +387,16 @@ def test_a_damaged_artifact_in_the_cache_is_built_again(cut, quick):
     assert (code, build["values"]["cached"]) == (0, False)
 
 
+def test_resume_builds_again_what_was_damaged(cut):
+    run, resume = cut
+    lines = (run / "results.jsonl").read_bytes().splitlines(keepends=True)
+    measured = [n for n, line in enumerate(lines) if b'"measure"' in line and b'"bf16"' in line]
+    (run / "results.jsonl").write_bytes(b"".join(line for n, line in enumerate(lines) if n != measured[0]))
+    build = next(line for line in lines_of(run) if (line["recipe"], line["stage"]) == ("bf16", "build"))
+    (core.cache_dir() / "artifacts" / build["values"]["artifact"] / "check.npz").unlink()
+    assert resume() == 0
+
+
 def test_a_fixed_length_pads_and_cuts_every_timed_text(quick):
     _, run = quick("--recipe", "fp32", "--seq-len", "6")
     data = json.loads((run / "run.json").read_text())["data"]
@@ -378,7 +404,7 @@ def test_a_fixed_length_pads_and_cuts_every_timed_text(quick):
     assert data["truncated"] > 0
     rows = [{"input_ids": np.ones((1, n), np.int64)} for n in (2, 6)]
     meta = {"pad": {"input_ids": 0}, "padding_side": "right", "seq_len": 6}
-    assert [b["input_ids"].shape for b in worker.timed_batches(rows, meta, 1)] == [(1, 6), (1, 6)]
+    assert [b["input_ids"].shape for b in measure.timed_batches(rows, meta, 1)] == [(1, 6), (1, 6)]
 
 
 def test_padding_goes_to_the_tokenizers_side():
@@ -392,8 +418,8 @@ def test_padding_goes_to_the_tokenizers_side():
 def test_timed_batches_are_full_consecutive_and_repeat_a_short_table():
     rows = [{"input_ids": np.full((1, 1), n)} for n in range(5)]
     meta = {"pad": {}, "padding_side": "right", "seq_len": None}
-    assert [b["input_ids"][:, 0].tolist() for b in worker.timed_batches(rows, meta, 2)] == [[0, 1], [2, 3]]
-    assert [b["input_ids"][:, 0].tolist() for b in worker.timed_batches(rows, meta, 7)] == [
+    assert [b["input_ids"][:, 0].tolist() for b in measure.timed_batches(rows, meta, 2)] == [[0, 1], [2, 3]]
+    assert [b["input_ids"][:, 0].tolist() for b in measure.timed_batches(rows, meta, 7)] == [
         [0, 1, 2, 3, 4, 0, 1]
     ]
 
@@ -443,3 +469,52 @@ def test_a_permuted_checkpoint_scores_the_same(swept, quick, checkpoint, table, 
     ]
     assert cli.run(arguments) == 0
     assert row_of(tmp_path / "p", "fp32")["metrics"]["accuracy"] == row_of(run, "fp32")["metrics"]["accuracy"]
+
+
+def test_three_permuted_classes_score_the_same_by_name_and_are_suspected_without_names(
+    quick, tmp_path, capsys
+):
+    """The original's own answers are the labels, so it is always right and any other order is mostly wrong."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    meanings, order = ("entailment", "neutral", "contradiction"), [2, 0, 1]
+    folder = make_checkpoint(tmp_path / "original", labels=meanings)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    pairs = [
+        (" ".join(WORDS[(i * 5 + k * 3) % len(WORDS)] for k in range(4)), WORDS[i % len(WORDS)])
+        for i in range(60)
+    ]
+    with torch.no_grad():
+        logits = torch.cat([model(**tokenizer(*pair, return_tensors="pt")).logits for pair in pairs])
+        model.classifier.bias -= logits.median(dim=0).values  # so that every class is answered
+        said = (logits - logits.median(dim=0).values).argmax(1).tolist()
+    assert len(set(said)) == 3
+    model.save_pretrained(folder)
+    model.classifier.weight.data, model.classifier.bias.data = (
+        model.classifier.weight.data[order],
+        model.classifier.bias.data[order],
+    )
+    for name, labels in (
+        ("named", [meanings[i] for i in order]),
+        ("nameless", [f"LABEL_{i}" for i in range(3)]),
+    ):
+        model.config.id2label = dict(enumerate(labels))
+        model.config.label2id = {label: i for i, label in enumerate(labels)}
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    rows = [f"{a}\t{b}\t{meanings[label]}" for (a, b), label in zip(pairs, said, strict=True)]
+    data = tmp_path / "dev_matched.tsv"
+    data.write_text("\n".join(["sentence1\tsentence2\tgold_label", *rows]) + "\n")
+    scores = {}
+    for name in ("original", "named", "nameless"):
+        out = tmp_path / f"run-{name}"
+        arguments = ["sweep", str(tmp_path / name), "--task", "mnli", "--data", str(data), "--out", str(out)]
+        assert cli.run([*arguments, "--recipe", "fp32", "--rounds", "1", "--threads", "1"]) == 0
+        scores[name] = row_of(out, "fp32")["metrics"]["accuracy"]["value"]
+        printed = capsys.readouterr().out
+        assert ("the labels look permuted" in printed) == (name == "nameless")
+        assert ("the labels look permuted" in (out / "report.md").read_text()) == (name == "nameless")
+    assert scores["original"] == scores["named"] == 1.0
+    assert scores["nameless"] < 0.5

@@ -1,4 +1,4 @@
-"""Tables and labels: real forms are read, a malformed row is named by its line, labels are matched by name."""
+"""Tables and metrics: real forms are read, a malformed row is named by its line, a metric equals its hand count."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from qtool.core import QtoolError, Unavailable
-from qtool.tasks import _labels, find, find_all
+from qtool.core import QtoolError
+from qtool.tasks import find, find_all
 from qtool.tasks._table import read
-from tests.conftest import need, shared
+from tests.conftest import need
 
 
 def put(tmp_path, name, content):
@@ -37,6 +37,30 @@ def test_a_byte_order_mark_and_windows_line_ends_are_not_text(tmp_path):
 def test_other_unicode_line_separators_stay_inside_a_text(tmp_path):
     path = put(tmp_path, "t.tsv", "sentence\tlabel\na\u2028b\x85c\t1\n")
     assert read(path, "sentence", None, "label").texts == ["a\u2028b\x85c"]
+
+
+def test_a_column_may_have_several_names_and_the_first_one_found_is_taken(tmp_path):
+    path = put(tmp_path, "t.tsv", "label\tgold_label\tpremise\n1\t0\ta b\n")
+    table = read(path, ("sentence1", "premise"), None, ("gold_label", "label"))
+    assert (table.texts, table.labels) == (["a b"], ["0"])
+
+
+def test_a_name_that_stands_twice_does_not_matter_in_a_column_that_is_not_read(tmp_path):
+    path = put(tmp_path, "t.tsv", "id\tid\tsentence\tlabel\n7\t8\ta b\t1\n")
+    assert read(path, "sentence", None, "label").texts == ["a b"]
+
+
+def test_a_label_is_parsed_and_a_wrong_one_is_named_by_its_line(tmp_path):
+    def parse(label):
+        if label != "1":
+            raise ValueError("a 1")
+        return 1
+
+    good = put(tmp_path, "good.tsv", "sentence\tlabel\na b\t1\n")
+    assert read(good, "sentence", None, "label", parse=parse).labels == [1]
+    bad = put(tmp_path, "bad.tsv", "sentence\tlabel\na b\t1\nc\t2\n")
+    with pytest.raises(QtoolError, match="line 3: column 'label' holds '2', expected a 1"):
+        read(bad, "sentence", None, "label", parse=parse)
 
 
 def test_columns_are_found_by_name_in_any_order(tmp_path):
@@ -93,62 +117,6 @@ def test_a_wrong_table_is_refused_with_its_line(tmp_path, name, content, says):
         read(put(tmp_path, name, content), "sentence", None, "label")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_words_match_the_models_classes_whatever_their_case_and_order():
-    mapped, notes = _labels.match(["negative", "Positive"], None, {0: "POSITIVE", 1: "NEGATIVE"})
-    assert (mapped, notes) == ([1, 0], [])
-
-
-def test_numbers_go_through_the_tasks_names_to_a_permuted_model():
-    mapped, _ = _labels.match(["0", "1", "1"], ["negative", "positive"], {0: "positive", 1: "negative"})
-    assert mapped == [1, 0, 0]
-
-
-def test_a_model_without_class_names_is_taken_in_the_documented_order_and_it_is_said():
-    mapped, notes = _labels.match(["0", "1"], ["negative", "positive"], {0: "LABEL_0", 1: "LABEL_1"})
-    assert mapped == [0, 1]
-    assert "documented order was taken (0=negative, 1=positive)" in notes[0]
-
-
-def test_a_tables_own_numbers_are_class_numbers_and_it_is_said():
-    mapped, notes = _labels.match(["0", "1", "0"], None, {0: "negative", 1: "positive"})
-    assert mapped == [0, 1, 0]
-    assert "(0=negative, 1=positive)" in notes[0]
-
-
-def test_ratings_from_one_are_not_class_numbers():
-    with pytest.raises(QtoolError, match="has no class in the model"):
-        _labels.match(
-            ["1", "2", "4"], None, dict(enumerate(["1 star", "2 stars", "3 stars", "4 stars", "5 stars"]))
-        )
-
-
-@pytest.mark.parametrize("label", ["2", 7, "neutral", -1])
-def test_a_label_without_a_class_shows_both_lists(label):
-    with pytest.raises(QtoolError) as caught:
-        _labels.match(["0", label], ["negative", "positive"], {0: "neg", 1: "pos"})
-    assert "negative, positive" in str(caught.value)
-    assert "neg, pos" in str(caught.value)
-
-
-def test_sst2_dev_has_the_published_rows_and_labels():
-    task, file = find("sst2")
-    table = file.load(task, None, shared("data", "glue"))
-    assert len(table) == 872
-    assert (table.labels.count("0"), table.labels.count("1")) == (428, 444)
-
-
-def test_the_task_folder_itself_is_accepted_too():
-    task, file = find("sst2")
-    assert len(file.load(task, "dev", shared("data", "glue", "SST-2"))) == 872
-
-
-def test_a_glue_folder_without_a_training_split_has_no_calibration_rows(tmp_path):
-    put(tmp_path, "dev.tsv", "sentence\tlabel\na\t1\n")
-    task, file = find("sst2")
-    with pytest.raises(Unavailable):
-        file.load(task, "train", tmp_path)
 
 
 def test_the_demo_table_is_balanced_and_apart_from_its_calibration_rows():

@@ -1,51 +1,75 @@
-"""bitsandbytes: 4-bit NormalFloat or float weights, dequantised in blocks at every call; heads stay as they are.
+"""bitsandbytes: 8-bit or 4-bit weights, unpacked in blocks or multiplied as integers; heads stay as they are.
 
-NF4: Dettmers et al. 2023, "QLoRA", section 3, https://arxiv.org/abs/2305.14314.
+LLM.int8: Dettmers et al. 2022, "LLM.int8()", section 3, https://arxiv.org/abs/2208.07339. NF4 and double
+quantisation: Dettmers et al. 2023, "QLoRA", section 3, https://arxiv.org/abs/2305.14314.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from qtool.core import BuildJob
+from qtool import checkpoint
+from qtool.core import BuildJob, QtoolError, Recipe
+from qtool.methods import _half
 
 PACKAGES = ("torch", "transformers", "bitsandbytes", "accelerate")
+TITLE = "bitsandbytes"
+
+# LLM.int8 warns at every call of every layer that it casts activations to half precision.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 class Options(BaseModel):
-    """`scheme` names the type of the stored weights."""
+    """`scheme` names the type of the stored weights; `double` stores the 4-bit blocks' scales in 8 bits too."""
 
     model_config = ConfigDict(extra="forbid")
-    scheme: Literal["nf4"]
+    scheme: Literal["int8", "nf4", "fp4"]
+    double: bool = False
+
+
+def check(recipe: Recipe) -> None:
+    """Raises QtoolError for what only the 4-bit schemes have, and for an autocast."""
+    options = Options(**recipe.quantize)
+    if autocast := recipe.runtime_options.get("autocast"):
+        raise QtoolError(
+            f"recipe '{recipe.name}': bitsandbytes' layers answer in the type they are given, whatever autocast"
+            f" {autocast} says. Leave autocast out and set dtype: {autocast}."
+        )
+    if options.double and options.scheme == "int8":
+        raise QtoolError(
+            f"recipe '{recipe.name}': double quantisation is for nf4 and fp4, found int8: it has no blocks."
+        )
 
 
 def build(job: BuildJob) -> Any:
     """Quantise at load and save before any forward pass: a 4-bit model saved after one reloads wrong."""
     import torch
-    from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
+    from transformers import BitsAndBytesConfig
 
+    _half.check(job)
+    options = Options(**job.recipe.quantize)
     dtype = getattr(torch, job.recipe.dtype)
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=Options(**job.recipe.quantize).scheme,
-        bnb_4bit_compute_dtype=dtype,
-        llm_int8_skip_modules=heads(job.model_dir),
-    )
-    model = AutoModelForSequenceClassification.from_pretrained(
-        job.model_dir, dtype=dtype, quantization_config=config, device_map="cpu"
-    ).eval()
+    kind: dict[str, Any] = {"load_in_8bit": True}
+    if options.scheme != "int8":
+        kind = {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": options.scheme,
+            "bnb_4bit_use_double_quant": options.double,
+            "bnb_4bit_compute_dtype": dtype,
+        }
+    config = BitsAndBytesConfig(**kind, llm_int8_skip_modules=heads(job.model_dir))
+    model = checkpoint.load(job.model_dir, dtype=dtype, quantization_config=config, device_map="cpu")
     model.save_pretrained(job.out)
     return model
 
 
 def heads(model_dir: Path) -> list[str]:
     """Names of the modules outside the base model: a narrow 4-bit head has no CPU kernel and costs accuracy."""
-    import torch
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(model_dir))
+    model = checkpoint.empty(model_dir)
+    if model.base_model is model:  # an encoder alone: it has no head, and all of it is quantised
+        return []
     return [name for name, _ in model.named_children() if name != model.base_model_prefix]

@@ -1,24 +1,32 @@
-"""Exports the model to ONNX and, if asked, stores its weights as INT8 for dynamic quantisation.
+"""Exports the model to ONNX and, if asked, quantises it to INT8: activations at every call or by ranges seen before.
 
-The folder is laid out as Optimum's ORTModelForSequenceClassification reads it: `model.onnx`, `config.json`.
+MODEL may be exported already: a folder with a float32 `model.onnx`. The artifact is laid out as Optimum's
+ORTModelForSequenceClassification reads it: `model.onnx`, `config.json`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from qtool.core import BuildJob, QtoolError, Recipe
+from qtool import checkpoint
+from qtool.core import BuildJob, QtoolError, Recipe, Unavailable
+from qtool.methods import _exported, _onnx_quantize
 
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 RUNTIME = "onnxruntime"
+READS = ("checkpoint", "onnx")
 
 MAX_FILE_BYTES = 2**31 - 1
 """A protobuf message, and so an ONNX file with its weights inside, ends here."""
+
+UNSUPPORTED: dict[str, str] = {}
+"""model_type: why the exporter cannot do it, checked with the pinned versions."""
 
 # Since 1.29 the Linux wheels send usage data unless this is set before the first import
 # (https://github.com/microsoft/onnxruntime/pull/27379).
@@ -26,61 +34,110 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 class Options(BaseModel):
-    """`dynamic`: int8 weights, activations quantised at every call; `embeddings`: lookup tables as int8 too.
+    """`dynamic`: int8 weights, activations quantised at every call; `static`: by ranges of calibration texts.
 
-    `reduce_range` keeps weights to 7 bits for x86 without VNNI, where sums of 8-bit products saturate
+    `embeddings`: lookup tables as int8 too. `reduce_range` keeps weights to 7 bits for x86 without VNNI, where
+    sums of 8-bit products saturate
     (https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html).
     """
 
     model_config = ConfigDict(extra="forbid")
-    scheme: Literal["none", "dynamic"] = "none"
+    scheme: Literal["none", "dynamic", "static"] = "none"
     per_channel: bool = True
     reduce_range: bool = False
     embeddings: bool = True
 
 
+USED = {"none": (), "dynamic": ("per_channel", "reduce_range", "embeddings")}
+USED["static"] = USED["dynamic"]
+
+
 def check(recipe: Recipe) -> None:
-    """Raises QtoolError: the exported graph is computed in float32."""
+    """Raises QtoolError for what does not combine: the exported graph is float32, and int8 products need a CPU."""
     if recipe.dtype != "float32":
         raise QtoolError(f"recipe '{recipe.name}': onnx needs dtype float32, found {recipe.dtype}.")
+    scheme = Options(**recipe.quantize).scheme
+    _exported.refuse_idle(recipe, scheme, USED[scheme])
+    if scheme != "none" and "cuda" in recipe.devices:
+        raise QtoolError(
+            f"recipe '{recipe.name}': onnxruntime's CUDA provider has no kernel for products of int8."
+            " Remove cuda from devices."
+        )
 
 
-def build(job: BuildJob) -> bytes:
-    """Export, quantise, save; returns the bytes of `model.onnx`.
+def NEEDS_CALIBRATION(recipe: Recipe) -> bool:
+    """Whether the recipe's scheme looks at texts."""
+    return Options(**recipe.quantize).scheme == "static"
 
-    Raises QtoolError for a model whose weights do not fit into one ONNX file (2 GiB).
+
+def build(job: BuildJob) -> Path:
+    """Export or copy, quantise, save; returns the path of the artifact's `model.onnx`.
+
+    Raises QtoolError for a model whose weights do not fit into one ONNX file (2 GiB) and for an exported MODEL
+    that is quantised already; Unavailable where a static scheme has no calibration rows and for an
+    architecture that cannot be exported.
     """
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
     check(job.recipe)
     options = Options(**job.recipe.quantize)
+    if options.scheme == "static" and not job.calibration:
+        raise Unavailable("static quantisation needs calibration rows, found none: give --calibration PATH")
+    path = job.out / "model.onnx"
+    if _exported.holds(job.model_dir, "model.onnx"):
+        _take(job.model_dir, job.out, one_file=options.scheme != "none")
+    else:
+        _exported.refuse_architecture(job.model_dir, UNSUPPORTED)
+        _trace(job.model_dir, job.out)
+    ranges = {"per_channel": options.per_channel, "reduce_range": options.reduce_range}
+    if options.scheme == "dynamic":
+        _onnx_quantize.quantize_dynamic(path, **ranges)
+    elif options.scheme == "static":
+        _onnx_quantize.quantize_static(path, job.calibration, **ranges)
+    if options.scheme != "none" and options.embeddings:
+        _onnx_quantize.quantize_lookups(path)
+    return path
+
+
+def _take(source: Path, out: Path, *, one_file: bool) -> None:
+    """Copy an exported model into `out`, weights that lie beside it too; `one_file` takes those inside."""
+    import onnx
+    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+    from qtool.runtimes import onnxruntime
+
+    _check_size(onnxruntime.describe_source(source)["weight_bytes"] if one_file else 0)
+    shutil.copyfile(source / "config.json", out / "config.json")
+    if one_file:
+        onnx.save(onnx.load(source / "model.onnx"), out / "model.onnx")
+        return
+    tensors = onnx.load(source / "model.onnx", load_external_data=False).graph.initializer
+    beside = {ExternalDataInfo(tensor).location for tensor in tensors if uses_external_data(tensor)}
+    for name in sorted({"model.onnx", *beside}):
+        if Path(name).name != name:
+            raise QtoolError(
+                f"{source / 'model.onnx'} keeps weights in {name}. Export it again, into one folder."
+            )
+        shutil.copyfile(source / name, out / name)
+
+
+def _trace(source: Path, out: Path) -> None:
+    import torch
+    from transformers import AutoTokenizer
+
     # Eager attention exports to 217 nodes on MiniLM, SDPA to 289: it guards against rows masked as a whole.
-    module = AutoModelForSequenceClassification.from_pretrained(
-        job.model_dir, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    size = sum(parameter.nbytes for parameter in module.parameters())
+    module = checkpoint.load(source, dtype=torch.float32, attn_implementation="eager")
+    _check_size(sum(parameter.nbytes for parameter in module.parameters()))
+    names = _exported.input_names(module, AutoTokenizer.from_pretrained(source))
+    _export(module, names, out / "model.onnx")
+    _tidy(out / "model.onnx")
+    module.config.save_pretrained(out)
+
+
+def _check_size(size: int) -> None:
     if size >= MAX_FILE_BYTES:
         raise QtoolError(
             f"the weights have {size} bytes and an ONNX file holds at most {MAX_FILE_BYTES}."
             " Use a recipe of another method, such as openvino."
         )
-    path = job.out / "model.onnx"
-    tokenizer = AutoTokenizer.from_pretrained(job.model_dir)
-    _export(module, input_names(module, tokenizer), path)
-    _tidy(path)
-    if options.scheme == "dynamic":
-        _quantize(path, options)
-    module.config.save_pretrained(job.out)
-    return path.read_bytes()
-
-
-def input_names(module: Any, tokenizer: Any) -> list[str]:
-    """What the tokenizer makes and the model's `forward` takes, in the tokenizer's order."""
-    import inspect
-
-    taken = inspect.signature(module.forward).parameters
-    return [name for name in tokenizer.model_input_names if name in taken]
 
 
 def _export(module: Any, names: list[str], path: Path) -> None:
@@ -146,65 +203,4 @@ def _merge_equal_weights(graph: Any) -> None:
             node.input[index] = same.get(name, name)
     kept = [tensor for tensor in graph.initializer if same[tensor.name] == tensor.name]
     del graph.initializer[:]
-    graph.initializer.extend(kept)
-
-
-def _quantize(path: Path, options: Options) -> None:
-    """Rewrite the file: MatMul to MatMulInteger behind DynamicQuantizeLinear, lookup tables to int8 rows."""
-    import onnx
-    from onnxruntime.quantization import quantize_dynamic
-
-    # Lookup tables are left to quantize_lookups: the library stores them as uint8 with one scale a table.
-    # Its quant_pre_process is not used: on MiniLM it changed neither a logit nor the speed.
-    quantize_dynamic(
-        path,
-        path,
-        op_types_to_quantize=["MatMul"],
-        per_channel=options.per_channel,
-        reduce_range=options.reduce_range,
-        extra_options={"MatMulConstBOnly": True},
-    )
-    if options.embeddings:
-        model = onnx.load(path)
-        quantize_lookups(model)
-        onnx.save(model, path)
-
-
-def quantize_lookups(model: Any) -> None:
-    """Store every float32 table (rows, width) read by Gather as int8, one scale a row, in place.
-
-    Symmetric, scale = max|row| / 127: Krishnamoorthi 2018, section 3.1, https://arxiv.org/abs/1806.08342.
-    Gather reads the int8 row and its scale, so that the whole table is never unpacked in memory.
-    """
-    import numpy as np
-    from onnx import TensorProto, helper, numpy_helper
-
-    graph = model.graph
-    tables = {table.name: table for table in graph.initializer}
-    nodes, done = [], {}
-    for node in graph.node:
-        table = tables.get(node.input[0]) if node.op_type == "Gather" else None
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-        if table is None or table.data_type != TensorProto.FLOAT or len(table.dims) != 2 or axis != 0:
-            nodes.append(node)
-            continue
-        name, indices, result = table.name, node.input[1], node.output[0]
-        if name not in done:
-            rows = numpy_helper.to_array(table)
-            scale = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
-            scale[scale == 0] = 1
-            ints = np.clip(np.rint(rows / scale), -127, 127).astype(np.int8)
-            done[name] = {"int8": ints, "scale": scale}
-        nodes += [
-            helper.make_node("Gather", [f"{name}_int8", indices], [f"{result}_int8"]),
-            helper.make_node("Gather", [f"{name}_scale", indices], [f"{result}_scale"]),
-            helper.make_node("Cast", [f"{result}_int8"], [f"{result}_cast"], to=TensorProto.FLOAT),
-            helper.make_node("Mul", [f"{result}_cast", f"{result}_scale"], [result]),
-        ]
-    used = {name for node in nodes for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name not in done or tensor.name in used]
-    for name, parts in done.items():
-        kept += [numpy_helper.from_array(array, f"{name}_{part}") for part, array in parts.items()]
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(nodes)
     graph.initializer.extend(kept)

@@ -1,20 +1,28 @@
-"""Converts the model to OpenVINO IR and, if asked, quantises weights and activations to INT8 from real texts.
+"""Converts the model to OpenVINO IR and, if asked, stores weights in 8 or 4 bits or quantises activations as well.
 
-The folder is laid out as Optimum's OVModelForSequenceClassification reads it: `openvino_model.xml`, its
-`.bin` and `config.json`.
+MODEL may be converted already: a folder with a float32 `openvino_model.xml`. The artifact is laid out as
+Optimum's OVModelForSequenceClassification reads it: `openvino_model.xml`, its `.bin` and `config.json`.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
+from pathlib import Path
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from qtool import checkpoint
 from qtool.core import Batch, BuildJob, QtoolError, Recipe, Unavailable
+from qtool.methods import _exported, _tracing
 
 PACKAGES = ("torch", "transformers", "openvino", "nncf")
 RUNTIME = "openvino"
+READS = ("checkpoint", "openvino")
+
+UNSUPPORTED: dict[str, str] = {}
+"""model_type: why the converter cannot do it, checked with the pinned versions."""
 
 # openvino and nncf report their use to a server at import, and use a stub of their own without this package.
 sys.modules.setdefault("openvino_telemetry", cast(Any, None))
@@ -23,19 +31,37 @@ sys.modules.setdefault("openvino_telemetry", cast(Any, None))
 class Options(BaseModel):
     """`static`: NNCF post-training quantisation; `preset` mixed = symmetric weights, asymmetric activations.
 
-    `fp16_weights` stores what is left of the floating-point weights in half precision.
+    `int8_weight` and `int4_weight` store weights alone, embeddings as well: int8 with a scale a row, int4 with
+    a scale for every `group_size` weights of a row. `fp16_weights` stores what is left of the floating-point
+    weights in half precision.
     """
 
     model_config = ConfigDict(extra="forbid")
-    scheme: Literal["none", "static"] = "none"
+    scheme: Literal["none", "static", "int8_weight", "int4_weight"] = "none"
     preset: Literal["mixed", "performance"] = "mixed"
+    group_size: int = Field(32, ge=16, multiple_of=16)
     fp16_weights: bool = False
 
 
+USED = {
+    "none": ("fp16_weights",),
+    "static": ("preset", "fp16_weights"),
+    "int8_weight": ("fp16_weights",),
+    "int4_weight": ("group_size", "fp16_weights"),
+}
+
+
 def check(recipe: Recipe) -> None:
-    """Raises QtoolError: what is traced is the float32 model; the arithmetic is the runtime's option."""
+    """Raises QtoolError for what does not combine.
+
+    What is traced is the float32 model; the arithmetic is the runtime's option.
+    """
     if recipe.dtype != "float32":
         raise QtoolError(f"recipe '{recipe.name}': openvino needs dtype float32, found {recipe.dtype}.")
+    if "cuda" in recipe.devices:
+        raise QtoolError(f"recipe '{recipe.name}': openvino runs on a CPU. Remove cuda from devices.")
+    scheme = Options(**recipe.quantize).scheme
+    _exported.refuse_idle(recipe, scheme, USED[scheme])
 
 
 def NEEDS_CALIBRATION(recipe: Recipe) -> bool:
@@ -44,48 +70,85 @@ def NEEDS_CALIBRATION(recipe: Recipe) -> bool:
 
 
 def build(job: BuildJob) -> Any:
-    """Convert, quantise, save; returns the `openvino.Model`.
+    """Convert or copy, quantise, save; returns the `openvino.Model`.
 
-    Raises Unavailable where a static scheme has no calibration rows.
+    Raises Unavailable where a static scheme has no calibration rows and for an architecture that cannot be
+    converted; QtoolError for a converted MODEL that is quantised already.
     """
     import openvino as ov
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     check(job.recipe)
     options = Options(**job.recipe.quantize)
     if options.scheme == "static" and not job.calibration:
         raise Unavailable("static quantisation needs calibration rows, found none: give --calibration PATH")
-    module = AutoModelForSequenceClassification.from_pretrained(job.model_dir, dtype=torch.float32).eval()
-    model = _convert(module, AutoTokenizer.from_pretrained(job.model_dir))
+    path = job.out / "openvino_model.xml"
+    if _exported.holds(job.model_dir, path.name):
+        model = _take(job.model_dir, job.out)
+    else:
+        _exported.refuse_architecture(job.model_dir, UNSUPPORTED)
+        model = _trace(job.model_dir, job.out)
     if options.scheme == "static":
         model = _quantize(model, job.calibration, options)
         keep_lookups_int8(model)
-    path = job.out / "openvino_model.xml"
+    elif options.scheme != "none":
+        model = _compress(model, options)
     ov.save_model(model, path, compress_to_fp16=options.fp16_weights)
-    module.config.save_pretrained(job.out)
     # save_model rounds the file's weights to half precision, not the model's in memory.
     return ov.Core().read_model(path) if options.fp16_weights else model
 
 
-def _convert(module: Any, tokenizer: Any) -> Any:
-    """The IR with int64 inputs (batch, tokens) of any size and the output `logits` (batch, classes)."""
-    import inspect
+def _take(source: Path, out: Path) -> Any:
+    """The model of a folder that holds an IR."""
+    import openvino as ov
 
+    from qtool.runtimes import openvino
+
+    openvino.describe_source(source)
+    shutil.copyfile(source / "config.json", out / "config.json")
+    return ov.Core().read_model(source / "openvino_model.xml")
+
+
+def _trace(source: Path, out: Path) -> Any:
+    """The IR with int64 inputs (batch, tokens) of any size and the output `logits` (batch, classes)."""
     import openvino as ov
     import torch
+    from transformers import AutoTokenizer
 
-    taken = inspect.signature(module.forward).parameters
-    names = [name for name in tokenizer.model_input_names if name in taken]
+    module = checkpoint.load(source, dtype=torch.float32)
+    names = _exported.input_names(module, AutoTokenizer.from_pretrained(source))
     # Sizes above 1 and a row with padding, so that the trace keeps broadcasting and the mask.
     example = {name: torch.ones(2, 7, dtype=torch.int64) for name in names}
     if "attention_mask" in example:
         example["attention_mask"][1, 4:] = 0
     inputs = [(name, [-1, -1], ov.Type.i64) for name in names]
-    model = ov.convert_model(module, example_input=example, input=inputs)
+    with _tracing.traceable():
+        model = ov.convert_model(module, example_input=example, input=inputs)
     if [output.get_any_name() for output in model.outputs] != ["logits"]:
         raise RuntimeError(f"the converted model has the outputs {model.outputs}, expected logits alone")
+    module.config.save_pretrained(out)
     return model
+
+
+def _compress(model: Any, options: Options) -> Any:
+    """Every weight, lookup tables and head too, to symmetric integers behind a multiplication, in place.
+
+    https://docs.openvino.ai/2025/openvino-workflow/model-optimization-guide/weight-compression.html
+    """
+    import nncf
+
+    if options.scheme == "int8_weight":
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+    return nncf.compress_weights(
+        model,
+        mode=nncf.CompressWeightsMode.INT4_SYM,
+        group_size=options.group_size,
+        ratio=1.0,
+        all_layers=True,
+        # a table narrower than a group, such as MPNet's of relative positions, is stored in 8 bits
+        advanced_parameters=nncf.AdvancedCompressionParameters(
+            group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST
+        ),
+    )
 
 
 def _quantize(model: Any, calibration: list[Batch], options: Options) -> Any:

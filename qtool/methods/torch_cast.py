@@ -9,9 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from qtool import checkpoint
 from qtool.core import BuildJob
+from qtool.methods import _half
 
 PACKAGES = ("torch", "transformers")
+TITLE = "PyTorch, floating point"
 
 
 class Options(BaseModel):
@@ -21,11 +24,10 @@ class Options(BaseModel):
 
 
 def build(job: BuildJob) -> Any:
-    """Load, cast, save as safetensors; returns the cast module."""
+    """Load, cast, save as safetensors; returns the cast module. Raises Unavailable, see `_half`."""
     import torch
-    from transformers import AutoModelForSequenceClassification
 
-    dtype = getattr(torch, job.recipe.dtype)
-    model = AutoModelForSequenceClassification.from_pretrained(job.model_dir, dtype=dtype).eval()
+    _half.check(job)
+    model = checkpoint.load(job.model_dir, dtype=getattr(torch, job.recipe.dtype))
     model.save_pretrained(job.out)
     return model

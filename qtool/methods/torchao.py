@@ -1,7 +1,8 @@
-"""Weight-only quantisation through torchao's tensor subclasses: int8 or float8 weights over a base type.
+"""Quantisation through torchao's tensor subclasses: int8 or float8 weights over a base type, perhaps activations too.
 
 torchao: https://docs.pytorch.org/ao/stable/; float8 formats: Micikevicius et al. 2022, "FP8 Formats for Deep
-Learning", https://arxiv.org/abs/2209.05433. Weights are dequantised at every call.
+Learning", https://arxiv.org/abs/2209.05433. Weights alone are dequantised at every call; with activations
+quantised at every call (one scale a token) the products are integer or float8 ones.
 """
 
 from __future__ import annotations
@@ -10,31 +11,67 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from qtool.core import BuildJob
+from qtool import checkpoint
+from qtool.core import BuildJob, QtoolError, Recipe
+from qtool.methods import _half
 
 PACKAGES = ("torch", "transformers", "torchao", "accelerate")
+TITLE = "torchao"
 
 
 class Options(BaseModel):
-    """`scheme` names the type of the stored weights."""
+    """`scheme`: `weight_only` names the type of the stored weights, `dynamic` that of the activations too."""
 
     model_config = ConfigDict(extra="forbid")
-    scheme: Literal["int8_weight_only", "float8_weight_only"]
+    scheme: Literal["int8_weight_only", "int8_dynamic", "float8_weight_only", "float8_dynamic"]
+
+
+def check(recipe: Recipe) -> None:
+    """Raises QtoolError for a base type or an autocast that the scheme's kernels do not take."""
+    scheme = Options(**recipe.quantize).scheme
+    autocast = recipe.runtime_options.get("autocast")
+    if autocast and (scheme != "int8_weight_only" or recipe.compile):
+        # seen by watching every product: see runtimes/pytorch.py
+        raise QtoolError(
+            f"recipe '{recipe.name}': autocast {autocast} does not reach the layers of torchao's {scheme}"
+            f"{' once compiled' if recipe.compile else ''}. Leave autocast out and set dtype: {autocast}."
+        )
+    if scheme == "float8_dynamic" and recipe.dtype != "bfloat16":
+        raise QtoolError(
+            f"recipe '{recipe.name}': torchao's {scheme} with a scale for each row needs dtype bfloat16,"
+            f" found {recipe.dtype}."
+        )
 
 
 def build(job: BuildJob) -> Any:
     """Quantise at load and save as safetensors; `from_pretrained` reads the artifact back by its config."""
     import torch
-    from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
-    from transformers import AutoModelForSequenceClassification, TorchAoConfig
+    from transformers import TorchAoConfig
 
-    scheme = Options(**job.recipe.quantize).scheme
-    config = Int8WeightOnlyConfig() if scheme == "int8_weight_only" else Float8WeightOnlyConfig()
-    model = AutoModelForSequenceClassification.from_pretrained(
+    _half.check(job)
+    model = checkpoint.load(
         job.model_dir,
         dtype=getattr(torch, job.recipe.dtype),
-        quantization_config=TorchAoConfig(config),
+        quantization_config=TorchAoConfig(_config(Options(**job.recipe.quantize).scheme)),
         device_map="cpu",
-    ).eval()
+    )
     model.save_pretrained(job.out)
     return model
+
+
+def _config(scheme: str) -> Any:
+    from torchao.quantization import (
+        Float8DynamicActivationFloat8WeightConfig,
+        Float8WeightOnlyConfig,
+        Int8DynamicActivationInt8WeightConfig,
+        Int8WeightOnlyConfig,
+        PerRow,
+    )
+
+    if scheme == "float8_dynamic":
+        return Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
+    return {
+        "int8_weight_only": Int8WeightOnlyConfig,
+        "int8_dynamic": Int8DynamicActivationInt8WeightConfig,
+        "float8_weight_only": Float8WeightOnlyConfig,
+    }[scheme]()

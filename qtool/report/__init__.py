@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ def write(run_dir: Path) -> dict[str, Any]:
     summary = summarise(run_dir)
     store.write_json(run_dir / "summary.json", summary)
     plots.draw(summary, run_dir)
-    (run_dir / "report.md").write_text(markdown.render(summary, store.read_run(run_dir)))
+    (run_dir / "report.md").write_text(markdown.render(summary, store.read_run(run_dir)), "utf-8")
     return summary
 
 
@@ -36,4 +37,4 @@ def render(run_dir: Path, format: str) -> str:
 
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else None
-    return terminal.render(summary, run, width=width, color=is_terminal)
+    return terminal.render(summary, run, width=width, color=is_terminal and not os.environ.get("NO_COLOR"))

@@ -65,7 +65,7 @@ def render(summary: dict[str, Any], run: dict[str, Any]) -> str:
     parts += ["## How to read this", escape(text.LEGEND) + ".", *HOW_TO_READ]
     parts += ["## Recipes", _recipes(summary)]
     parts += ["## Where it was measured", _facts(summary, run)]
-    if notes := run.get("notes"):
+    if notes := summary["notes"]:
         parts += ["## Notes", "\n".join(f"- {escape(note)}" for note in notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -131,6 +131,8 @@ def _facts(summary: dict[str, Any], run: dict[str, Any]) -> str:
         "harness overhead per call": "not measured" if overhead is None else f"{overhead * 1e6:.1f} µs",
         "contended measurements": harness["contended_measurements"],
     }
+    for stage, seconds in harness.get("stage_wall_s", {}).items():
+        facts[f"time of all processes: {stage}"] = f"{seconds:.0f} s"
     for name in ("host", "versions", "data", "args"):
         for key, value in (run.get(name) or {}).items():
             if value not in (None, [], {}):

@@ -50,7 +50,7 @@ def render(summary: dict[str, Any], run: dict[str, Any], *, width: int | None, c
         line(group["reason"], "green" if group["recommended"] else "red")
     line()
     line(text.LEGEND, "dim")
-    for note in run.get("notes") or []:
+    for note in summary["notes"]:
         line(f"note: {note}")
     return "\n".join(row.rstrip() for row in out.getvalue().split("\n"))
 

@@ -1,12 +1,14 @@
 """Runs an ONNX file in ONNX Runtime: one session, one execution provider, threads as asked.
 
 An exported `load.py` is `LOAD_SCRIPT` with `$OPTIONS` replaced by the repr of all of `Options` as a dict
-(`Options(**recipe.runtime_options).model_dump()`) and `$DEVICE` by the repr of the device.
+(`Options(**recipe.runtime_options).model_dump()`), `$DEVICE` by the repr of the device, `$MAX_TOKENS` by the
+most tokens of a text and `$ANSWERS` by what the model gives: logits or embeddings.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from qtool.core import Audit, Batch, Loaded, QtoolError, Recipe, Unavailable
+from qtool.runtimes import _graph
 
 PACKAGES = ("onnxruntime",)
 Level = Literal["ORT_ENABLE_ALL", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL"]
@@ -45,8 +48,8 @@ def open_model(artifact: Path, recipe: Recipe, device: str) -> Path:
     return path
 
 
-def wrap(model: bytes | Path, recipe: Recipe, device: str, threads: int) -> Loaded:
-    """A session over a file or its bytes.
+def wrap(model: Path, recipe: Recipe, device: str, threads: int) -> Loaded:
+    """A session over the file `model`.
 
     Raises Unavailable where this onnxruntime has no provider for `device` or does not use it.
     """
@@ -61,8 +64,7 @@ def wrap(model: bytes | Path, recipe: Recipe, device: str, threads: int) -> Load
     settings.inter_op_num_threads = 1
     level = Options(**recipe.runtime_options).graph_optimization
     settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-    source = model if isinstance(model, bytes) else str(model)
-    session = ort.InferenceSession(source, settings, providers=[provider])
+    session = ort.InferenceSession(str(model), settings, providers=[provider])
     session.disable_fallback()
     used = session.get_providers()[0]
     if used != provider:
@@ -70,90 +72,162 @@ def wrap(model: bytes | Path, recipe: Recipe, device: str, threads: int) -> Load
     names = [value.name for value in session.get_inputs()]
 
     def predict(batch: Batch) -> Any:
-        (logits,) = session.run(["logits"], _feed(batch, names))
+        (logits,) = session.run(["logits"], _graph.pick(batch, names))
         return np.asarray(logits, np.float32)
 
     def audit() -> Audit:
         import onnx
 
-        found = describe(onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model))
+        found = describe(onnx.load(model, load_external_data=False))
         running = session.get_session_options()
-        found.engine = {
+        found.engine |= {
             "provider": used,
             "graph_optimization_level": running.graph_optimization_level.name,
             "intra_op_num_threads": str(running.intra_op_num_threads),
             "inter_op_num_threads": str(running.inter_op_num_threads),
+            **describe_engine(model, level, provider),
         }
         return found
 
     return Loaded(predict, audit, session.get_session_options().intra_op_num_threads)
 
 
-def _feed(batch: Batch, names: list[str]) -> Batch:
-    """The model's inputs out of `batch`. Only token_type_ids may be left over: not every model uses them."""
-    if batch.keys() - {"token_type_ids"} - set(names) or not batch.keys() >= set(names):
-        raise QtoolError(f"the model takes {names}, found {sorted(batch)}. Use the model's own tokenizer.")
-    return {name: batch[name] for name in names}
+def describe_engine(model: Path, level: str, provider: str) -> dict[str, str]:
+    """What a session makes of the file, from the graph it writes down: matrix products by operator.
+
+    `linear_layers`: the arithmetic of most products that have a stored weight, int8 or float32.
+    """
+    import onnx
+    import onnxruntime as ort
+
+    settings = ort.SessionOptions()
+    settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    settings.log_severity_level = 3  # it warns that such a file suits this machine alone
+    with tempfile.TemporaryDirectory(prefix="qtool-") as scratch:
+        settings.optimized_model_filepath = f"{scratch}/optimized.onnx"
+        # weights apart: one protobuf file holds 2 GiB, and only the operators are read
+        settings.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", "weights"
+        )
+        ort.InferenceSession(str(model), settings, providers=[provider])
+        graph = onnx.load(settings.optimized_model_filepath, load_external_data=False).graph
+    weights, ran, products = _Weights(graph), Counter[str](), Counter[str]()
+    for node in graph.node:
+        if node.op_type in PRODUCTS:
+            ran[f"op.{node.op_type}"] += 1
+            if weights.of(node) is not None:
+                products["int8" if node.op_type in INTEGER_OPS else "float32"] += 1
+    engine = {name: str(count) for name, count in sorted(ran.items())}
+    if products:
+        engine["linear_layers"] = products.most_common(1)[0][0]
+    return engine
+
+
+def describe_source(folder: Path) -> dict[str, Any]:
+    """Of a folder with a float32 `model.onnx`: parameters, weight_bytes, inputs (names) and classes.
+
+    It is opened and answers one text of two tokens. Raises QtoolError where it is damaged, quantised or no
+    classifier of token ids.
+    """
+    import numpy as np
+    import onnx
+    import onnxruntime as ort
+
+    path = folder / "model.onnx"
+    try:
+        model = onnx.load(path, load_external_data=False)
+        session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    # each kind of damage is another class of protobuf's or onnxruntime's own
+    except Exception as error:  # noqa: BLE001
+        raise QtoolError(
+            f"cannot open {path}: {' '.join(str(error).split())[:200]}. Export it again."
+        ) from None
+    inputs = {
+        value.name: (
+            {"tensor(int64)": "int64"}.get(value.type, value.type),
+            len(value.shape) == 2 and not any(isinstance(size, int) for size in value.shape),
+        )
+        for value in session.get_inputs()
+    }
+    found = describe(model)
+    _graph.check_source(path, found, inputs, [value.name for value in session.get_outputs()])
+    (logits,) = session.run(["logits"], {name: np.ones((1, 2), np.int64) for name in inputs})
+    size = found.weight_bytes_by_dtype["float32"]
+    classes = np.asarray(logits).shape[1]
+    return {"parameters": size // 4, "weight_bytes": size, "inputs": list(inputs), "classes": classes}
 
 
 INTEGER_OPS = {
     "MatMulInteger": "MatMul",
+    "MatMulIntegerToFloat": "MatMul",
+    "DynamicQuantizeMatMul": "MatMul",
     "QLinearMatMul": "MatMul",
     "QGemm": "Gemm",
-    "MatMulNBits": "MatMul",
+    "QAttention": "Attention",
     "ConvInteger": "Conv",
 }
 """Operator of a quantised graph: what it stands for."""
-LINEAR_OPS = {"MatMul", "Gemm", "DynamicQuantizeMatMul", *INTEGER_OPS} - {"ConvInteger"}
+PRODUCTS = {"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "Attention", *INTEGER_OPS} - {"ConvInteger"}
 UNPACKING_OPS = {"Transpose", "Reshape", "Identity", "Cast", "Mul", "Sub", "DequantizeLinear"}
+SMALL_INTEGERS = ("int8", "uint8", "int4", "uint4")
+
+
+class _Weights:
+    """Finds stored weights in a graph: initialisers and Constant nodes, through any chain of unpacking."""
+
+    def __init__(self, graph: Any) -> None:
+        self.constants = {tensor.name: tensor for tensor in graph.initializer}
+        for node in graph.node:
+            for attribute in node.attribute if node.op_type == "Constant" else ():
+                if attribute.name == "value":
+                    self.constants[node.output[0]] = attribute.t
+        self.makers = {output: node for node in graph.node for output in node.output}
+
+    def behind(self, name: str) -> Any | None:
+        """The largest constant behind `name`; None where an activation is behind it."""
+        if name in self.constants:
+            return self.constants[name]
+        node = self.makers.get(name)
+        if node is None or node.op_type not in UNPACKING_OPS:
+            return None
+        found = [self.behind(source) for source in node.input if source]
+        return None if None in found else max(found, key=_elements)
+
+    def of(self, node: Any) -> Any | None:
+        """The weight of a matrix product or the table of a Gather: its largest constant of rank 2 or more, if any."""
+        found = [tensor for name in node.input if name and (tensor := self.behind(name)) is not None]
+        return max((tensor for tensor in found if len(tensor.dims) > 1), key=_elements, default=None)
 
 
 def describe(model: Any) -> Audit:
     """Stored bytes by type over initialisers and Constant nodes; shapes and axes, some KB of int64, count.
 
-    A linear weight is the largest constant of rank 2 or more that feeds a matrix product, through any chain
-    of transposing and unpacking; each is counted once however many nodes read it.
+    Each linear weight is counted once however many nodes read it. `engine` holds `lookup_tables`, the type of
+    the largest table that a Gather reads.
     """
-    graph = model.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        for attribute in node.attribute if node.op_type == "Constant" else ():
-            if attribute.name == "value":
-                constants[node.output[0]] = attribute.t
-    makers = {output: node for node in graph.node for output in node.output}
-
-    def weight(name: str) -> str | None:
-        """The largest constant behind `name`; None where an activation is behind it."""
-        if name in constants:
-            return name
-        node = makers.get(name)
-        if node is None or node.op_type not in UNPACKING_OPS:
-            return None
-        behind = [weight(source) for source in node.input if source]
-        return None if None in behind else max(behind, key=lambda one: _elements(constants[one]))
-
+    weights = _Weights(model.graph)
     by_dtype: Counter[str] = Counter()
-    for tensor in constants.values():
+    for tensor in weights.constants.values():
         by_dtype[_dtype(tensor)] += _bytes(tensor)
     linear: dict[str, Any] = {}
+    tables: list[Any] = []
     changed: Counter[str] = Counter()
-    for node in graph.node:
-        if node.op_type in LINEAR_OPS:
-            found = [constants[name] for name in map(weight, filter(None, node.input)) if name]
-            found = [tensor for tensor in found if len(tensor.dims) > 1]
-            if found:
-                tensor = max(found, key=_elements)
-                linear[tensor.name] = tensor
+    for node in model.graph.node:
+        if node.op_type in PRODUCTS and (tensor := weights.of(node)) is not None:
+            linear[tensor.name] = tensor
+            if node.op_type not in INTEGER_OPS and _dtype(tensor) in SMALL_INTEGERS:
+                changed[f"{node.op_type} -> {node.op_type}[{_dtype(tensor)}]"] += 1
         if node.op_type in INTEGER_OPS:
             changed[f"{INTEGER_OPS[node.op_type]} -> {node.op_type}"] += 1
-        if node.op_type == "Gather" and node.input[0] in constants:
-            kind = _dtype(constants[node.input[0]])
-            if kind in ("int8", "uint8", "int4", "uint4"):
-                changed[f"Gather -> Gather[{kind}]"] += 1
+        if node.op_type == "Gather" and (tensor := weights.of(node)) is not None:
+            tables.append(tensor)
+            if _dtype(tensor) in SMALL_INTEGERS:
+                changed[f"Gather -> Gather[{_dtype(tensor)}]"] += 1
     elements: Counter[str] = Counter()
     for tensor in linear.values():
         elements[_dtype(tensor)] += _elements(tensor)
-    return Audit(dict(by_dtype), dict(elements), dict(changed))
+    engine = {"lookup_tables": _dtype(max(tables, key=_elements))} if tables else {}
+    return Audit(dict(by_dtype), dict(elements), dict(changed), engine)
 
 
 def _dtype(tensor: Any) -> str:
@@ -178,7 +252,7 @@ def _bytes(tensor: Any) -> int:
     return _elements(tensor) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
 
 
-LOAD_SCRIPT = '''"""Loads this folder's ONNX model; `predict` gives float32 logits, one row a text."""
+LOAD_SCRIPT = '''"""Loads this folder's ONNX model; `predict` gives float32 $ANSWERS, one row a text."""
 
 import os
 import sys
@@ -200,7 +274,7 @@ names = [value.name for value in session.get_inputs()]
 
 
 def predict(texts):
-    batch = tokenizer(texts, padding=True, truncation=True, return_tensors="np")
+    batch = tokenizer(texts, padding=len(texts) > 1, truncation=True, max_length=$MAX_TOKENS, return_tensors="np")
     return session.run(["logits"], {name: batch[name].astype(np.int64) for name in names})[0]
 
 

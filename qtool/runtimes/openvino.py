@@ -1,7 +1,8 @@
 """Runs an OpenVINO IR on the CPU with one stream, and reads back what the engine made of the request.
 
 An exported `load.py` is `LOAD_SCRIPT` with `$OPTIONS` replaced by the repr of all of `Options` as a dict
-(`Options(**recipe.runtime_options).model_dump()`).
+(`Options(**recipe.runtime_options).model_dump()`), `$MAX_TOKENS` by the most tokens of a text and `$ANSWERS`
+by what the model gives: logits or embeddings.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from qtool.core import Audit, Batch, Loaded, QtoolError, Recipe, Unavailable
+from qtool.runtimes import _graph
 
 PACKAGES = ("openvino",)
 
@@ -49,6 +51,7 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
 
     Raises Unavailable for another device, and where the engine answers with another precision than asked for.
     """
+    import numpy as np
     import openvino as ov
 
     if device != "cpu":
@@ -78,26 +81,47 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
     def predict(batch: Batch) -> Any:
         # Tensors over the caller's memory, then one copy out of the engine's, which the next call overwrites:
         # 18 microseconds a call less than compiled(batch) with its dictionaries.
-        for index, array in enumerate(_arrays(batch, names)):
+        arrays = [np.ascontiguousarray(array, np.int64) for array in _graph.pick(batch, names).values()]
+        for index, array in enumerate(arrays):
             request.set_input_tensor(index, ov.Tensor(array, shared_memory=True))
         request.infer(share_outputs=True)
         return request.get_output_tensor(output).data.copy()
 
     def audit() -> Audit:
         found = describe(model)
-        found.engine = describe_engine(compiled)
+        found.engine |= describe_engine(compiled)
         return found
 
     return Loaded(predict, audit, compiled.get_property("INFERENCE_NUM_THREADS"))
 
 
-def _arrays(batch: Batch, names: list[str]) -> list[Any]:
-    """The model's inputs in its order. Only token_type_ids may be left over: not every model uses them."""
-    import numpy as np
+def describe_source(folder: Path) -> dict[str, Any]:
+    """Of a folder with a float32 `openvino_model.xml`: parameters, weight_bytes, inputs (names) and classes.
 
-    if batch.keys() - {"token_type_ids"} - set(names) or not batch.keys() >= set(names):
-        raise QtoolError(f"the model takes {names}, found {sorted(batch)}. Use the model's own tokenizer.")
-    return [np.ascontiguousarray(batch[name], np.int64) for name in names]
+    It is compiled and answers one text of two tokens. Raises QtoolError where it is damaged, quantised or no
+    classifier of token ids.
+    """
+    import numpy as np
+    import openvino as ov
+
+    path = folder / "openvino_model.xml"
+    try:
+        model = ov.Core().read_model(path)
+        compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    except RuntimeError as error:  # whatever is wrong with the files
+        raise QtoolError(
+            f"cannot open {path}: {' '.join(str(error).split())[:200]}. Export it again."
+        ) from None
+    inputs = {}
+    for port in model.inputs:
+        shape, dtype = port.get_partial_shape(), port.get_element_type().to_string()
+        free = shape.rank.is_static and len(shape) == 2 and all(size.is_dynamic for size in shape)
+        inputs[port.get_any_name()] = (DTYPES.get(dtype, dtype), free)
+    found = describe(model)
+    _graph.check_source(path, found, inputs, [name for port in model.outputs for name in port.get_names()])
+    classes = compiled({name: np.ones((1, 2), np.int64) for name in inputs})["logits"].shape[1]
+    size = found.weight_bytes_by_dtype["float32"]
+    return {"parameters": size // 4, "weight_bytes": size, "inputs": list(inputs), "classes": classes}
 
 
 DTYPES = {
@@ -122,10 +146,12 @@ def describe(model: Any) -> Audit:
     """Stored bytes by type over all constants, before compilation; shapes and axes, some KB of int64, count.
 
     A linear weight is the largest constant behind an input of a MatMul, through any chain of unpacking; each
-    is counted once however many nodes read it.
+    is counted once however many nodes read it. `engine` holds `lookup_tables`, the type of the largest table
+    that a Gather reads.
     """
     constants: dict[str, Any] = {}
     linear: dict[str, Any] = {}
+    tables: list[Any] = []
     changed: Counter[str] = Counter()
     for node in model.get_ops():
         kind = node.get_type_name()
@@ -140,6 +166,8 @@ def describe(model: Any) -> Audit:
             for weight in weights:
                 if kind == "MatMul":
                     linear[weight.get_name()] = weight
+                else:
+                    tables.append(weight)
                 if _dtype(weight) not in ("float32", "int64", "int32"):
                     changed[f"{kind}[{_dtype(weight)}]"] += 1
     by_dtype: Counter[str] = Counter()
@@ -148,7 +176,8 @@ def describe(model: Any) -> Audit:
     elements: Counter[str] = Counter()
     for node in linear.values():
         elements[_dtype(node)] += _elements(node)
-    return Audit(dict(by_dtype), dict(elements), dict(changed))
+    engine = {"lookup_tables": _dtype(max(tables, key=_elements))} if tables else {}
+    return Audit(dict(by_dtype), dict(elements), dict(changed), engine)
 
 
 def describe_engine(compiled: Any) -> dict[str, str]:
@@ -209,7 +238,7 @@ def _elements(node: Any) -> int:
     return math.prod(node.get_output_shape(0))
 
 
-LOAD_SCRIPT = '''"""Loads this folder's OpenVINO model; `predict` gives float32 logits, one row a text."""
+LOAD_SCRIPT = '''"""Loads this folder's OpenVINO model; `predict` gives float32 $ANSWERS, one row a text."""
 
 import sys
 from pathlib import Path
@@ -229,7 +258,7 @@ names = [port.get_any_name() for port in model.inputs]
 
 
 def predict(texts):
-    batch = tokenizer(texts, padding=True, truncation=True, return_tensors="np")
+    batch = tokenizer(texts, padding=len(texts) > 1, truncation=True, max_length=$MAX_TOKENS, return_tensors="np")
     return model({name: batch[name].astype(np.int64) for name in names})["logits"]
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from qtool import plugins
-from qtool.core import Audit, Batch, Dtype, Loaded, Recipe
+from qtool import checkpoint, plugins
+from qtool.core import Audit, Batch, Dtype, Loaded, QtoolError, Recipe, Unavailable, cache_dir
 
 PACKAGES = ("torch", "transformers", "accelerate")
 
@@ -27,40 +30,74 @@ class Compile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     dynamic: bool = True
-    mode: str | None = None
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
+
+
+def check(recipe: Recipe) -> None:
+    """Raises QtoolError for an autocast that would change nothing."""
+    autocast = Options(**recipe.runtime_options).autocast
+    if autocast == "float32":
+        raise QtoolError(
+            f"recipe '{recipe.name}': autocast computes in bfloat16 or float16, found float32. Leave it out."
+        )
+    if autocast and recipe.dtype != "float32":
+        raise QtoolError(
+            f"recipe '{recipe.name}': autocast {autocast} needs weights of dtype float32, found {recipe.dtype}:"
+            " they are in half precision already. Leave autocast out, or set dtype: float32."
+        )
 
 
 def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
     """Read an artifact; a method whose format `from_pretrained` cannot read brings its own `open_model`."""
     own = getattr(plugins.load("methods", recipe.method), "open_model", None)
     if own is not None:
-        return own(artifact, device)
-    from transformers import AutoModelForSequenceClassification
-
-    model = AutoModelForSequenceClassification.from_pretrained(
-        artifact, dtype="auto", device_map={"": device}
-    )
-    return model.eval()
+        return checkpoint.pooled(own(artifact, device), artifact)
+    return checkpoint.load(artifact, dtype="auto", device_map={"": device})
 
 
 def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
-    """The module as a function of host arrays. The device is synchronised by the copy of the logits."""
+    """The module as a function of host arrays. The device is synchronised by the copy of the logits.
+
+    Raises Unavailable where the recipe compiles and there is no C++ compiler.
+    """
+    import numpy as np
     import torch
 
     torch.set_num_threads(threads)
     options = Options(**recipe.runtime_options)
-    run = torch.compile(model, **Compile(**recipe.compile).model_dump()) if recipe.compile else model
+    run = _compiled(model, Compile(**recipe.compile)) if recipe.compile else model
+    counters = torch._dynamo.utils.counters if recipe.compile else {"stats": Counter(), "inductor": Counter()}
+    graphs_before = counters["stats"]["unique_graphs"]
     autocast = getattr(torch, options.autocast) if options.autocast else None
-    seen = _watch_first_linear(model) if autocast is not None else {}
+    seen: Counter[str] = Counter()
+    watch = contextlib.nullcontext if recipe.compile else _watch_products
+    unused = {"token_type_ids"} - inspect.signature(model.forward).parameters.keys()
+    alone = False  # whether the model refused a batch
 
     def predict(batch: Batch) -> Any:
+        nonlocal alone
+        if len(batch["input_ids"]) == 1 or model.config.pad_token_id is not None:
+            return answer(batch)
+        try:
+            if not alone:
+                return answer(batch)
+        except ValueError:
+            # A causal model that finds its last token by the padding token, and has none: a text at a time.
+            alone = True
+        return np.concatenate([answer(row) for row in _rows(batch)])
+
+    def answer(batch: Batch) -> Any:
         with torch.inference_mode():
-            inputs = {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
+            inputs = {n: torch.from_numpy(array).to(device) for n, array in batch.items() if n not in unused}
             if autocast is None:
                 logits = run(**inputs).logits
-            else:
+            elif seen:
                 with torch.autocast(device, dtype=autocast):
                     logits = run(**inputs).logits
+            else:  # the first call
+                with torch.autocast(device, dtype=autocast), watch(seen):
+                    logits = run(**inputs).logits
+                seen[_name(logits.dtype)] += 1  # all that is seen of a compiled module
             return logits.float().cpu().numpy()
 
     def audit() -> Audit:
@@ -70,31 +107,61 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
             "threads": str(torch.get_num_threads()),
         }
         if recipe.compile:
-            found.compiled_graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        found.autocast = seen.get("dtype")
+            found.compiled_graphs = counters["stats"]["unique_graphs"] - graphs_before
+            found.engine["compiled_from_cache"] = str(counters["inductor"]["fxgraph_cache_hit"])
+        if alone:
+            found.engine["batches"] = "one text at a time: the model has no padding token"
+        found.autocast = seen.most_common(1)[0][0] if seen else None
         return found
 
     return Loaded(predict, audit, torch.get_num_threads())
 
 
+def _rows(batch: Batch) -> Iterator[Batch]:
+    """The texts of a padded batch (rows, tokens), each as a batch (1, tokens) of its real length."""
+    for index, mask in enumerate(batch["attention_mask"]):
+        yield {name: array[index : index + 1, mask > 0] for name, array in batch.items()}
+
+
+def _compiled(model: Any, options: Compile) -> Any:
+    """The module as one graph. What cannot be in it, and one recompilation too many, is an error.
+
+    Without `fullgraph` both would silently run eager, and the trial would report that as compiled.
+    """
+    import torch
+    from torch._inductor import cpp_builder, exc
+
+    # The default is a temporary folder; the sweep's later processes, and the next sweep, find the kernels here.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "inductor"))
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler as error:
+        first = str(error).splitlines()[0]
+        raise Unavailable(f"torch.compile needs a C++ compiler ({first}): install g++ or clang++") from None
+    return torch.compile(model, fullgraph=True, dynamic=options.dynamic, mode=options.mode)
+
+
 def describe(model: Any) -> Audit:
     """What the module holds: bytes by storage type (each storage once), linear weights by the type that counts."""
     import torch
-    from torch.ao.nn.quantized import dynamic
+    from torch.ao.nn.quantized import Embedding, dynamic
 
-    storages: dict[int, tuple[str, int]] = {}
+    storages: dict[Any, tuple[str, int]] = {}
     linear: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for _, module in model.named_modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        packed = isinstance(module, dynamic.Linear)
+        packed = isinstance(module, dynamic.Linear | Embedding)
         if packed:
-            own += [tensor for tensor in (module.weight(), module.bias()) if tensor is not None]
-        for tensor in (part for whole in own for part in _plain_parts(whole)):
+            own += _unpacked(module)
+        own += [part for part in (getattr(getattr(module, "state", None), "SCB", None),) if part is not None]
+        for index, tensor in enumerate(part for whole in own for part in _plain_parts(whole)):
             # A packed weight is unpacked anew at every look: its module is its identity.
-            key = id(module) if packed and tensor.is_quantized else tensor.data_ptr()
+            key = (id(module), index) if packed else tensor.data_ptr()
             storages[key] = (_name(tensor.dtype), tensor.numel() * tensor.element_size())
-        if packed or isinstance(module, torch.nn.Linear):
+        if isinstance(module, Embedding):
+            changed["QuantizedEmbedding"] += 1
+        elif packed or isinstance(module, torch.nn.Linear):
             weight = module.weight() if packed else module.weight
             kind, elements = _stored_as(weight)
             linear[kind] += elements
@@ -108,6 +175,14 @@ def describe(model: Any) -> Audit:
     return Audit(dict(by_dtype), dict(linear), dict(changed))
 
 
+def _unpacked(module: Any) -> list[Any]:
+    """The tensors inside a packed module, made anew: weight, bias or a row's scale and zero point."""
+    weight = module.weight()
+    if hasattr(module, "bias"):
+        return [weight] if module.bias() is None else [weight, module.bias()]
+    return [weight, weight.q_per_channel_scales(), weight.q_per_channel_zero_points()]
+
+
 def _plain_parts(tensor: Any) -> Iterator[Any]:
     """The plain tensors a parameter is made of: a torchao subclass's parts, a bitsandbytes weight's state."""
     if hasattr(tensor, "__tensor_flatten__"):
@@ -115,10 +190,12 @@ def _plain_parts(tensor: Any) -> Iterator[Any]:
             yield from _plain_parts(getattr(tensor, name))
         return
     yield tensor
+    if (scales := getattr(tensor, "SCB", None)) is not None:
+        yield scales
     state = getattr(tensor, "quant_state", None)
     while state is not None:
         yield from (part for part in (state.absmax, state.code) if part is not None)
-        state = state.state2
+        state = getattr(state, "state2", None)  # the first call on a CPU unpacks doubly stored scales
 
 
 def _stored_as(weight: Any) -> tuple[str, int]:
@@ -131,32 +208,33 @@ def _stored_as(weight: Any) -> tuple[str, int]:
 
 
 def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.").replace("qint8", "int8")
+    return str(dtype).removeprefix("torch.").removeprefix("q")
 
 
-def _watch_first_linear(model: Any) -> dict[str, str]:
-    """Note the type in which the first linear layer of the first call answers: proof that autocast ran."""
-    import torch
+def _watch_products(seen: Counter[str]) -> Any:
+    """A context that counts matrix products by the type of their first factor: proof that autocast ran.
 
-    seen: dict[str, str] = {}
-    first = next((m for m in model.modules() if isinstance(m, torch.nn.Linear)), None)
-    if first is not None:
+    The type in which a layer answers would not do: a quantised one may scale a half-precision product in float32.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
 
-        def note(module: Any, inputs: Any, output: Any) -> None:
-            seen["dtype"] = _name(output.dtype)
-            handle.remove()
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.__name__.partition(".")[0] in ("linear", "addmm", "mm"):
+                factor = args[1] if func.__name__.startswith("addmm") else args[0]
+                seen[_name(factor.dtype)] += 1
+            return func(*args, **(kwargs or {}))
 
-        handle = first.register_forward_hook(note)
-    return seen
+    return Watch()
 
 
-LOAD_SCRIPT = '''"""Loads this folder's model; `predict` gives float32 logits, one row a text."""
+LOAD_SCRIPT = '''"""Loads this folder's model; `predict` gives float32 $ANSWERS, one row a text."""
 
 import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import $AUTO_CLASS, AutoTokenizer
 
 HERE = Path(__file__).parent
 tokenizer = AutoTokenizer.from_pretrained(HERE)
@@ -164,9 +242,11 @@ $OPEN_MODEL
 
 
 def predict(texts):
-    with torch.inference_mode():
-        batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
-        return model(**batch.to(model.device)).logits.float().cpu().numpy()
+    with $CONTEXT:
+        batch = tokenizer(texts, padding=len(texts) > 1, truncation=True, max_length=$MAX_TOKENS, return_tensors="pt"$NO_TYPES)
+        batch = batch.to($DEVICE)
+        $ANSWER
+        return answer.float().cpu().numpy()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Finds a task by name in the files of this folder. A file holds `TASKS`, `load(task, split, data)` and
-`reachable(task)`."""
+`reachable(task)`; also `read_texts(task, path)` where the columns of its tables have more names than the task's."""
 
 from __future__ import annotations
 

@@ -1,0 +1,43 @@
+"""Folders in the cache that are put in place whole, checked by their hashes, and swept of what a kill left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+from qtool.core import cache_dir, file_hash
+
+STALE_S = 86400.0
+"""A scratch folder that nothing touched for a day belongs to no sweep: no stage lasts that long."""
+
+
+def place(made: Path, to: Path) -> None:
+    """Rename into place; another sweep that was first has put the same content there."""
+    try:
+        made.rename(to)
+    except OSError:
+        if not to.is_dir():
+            raise
+
+
+def is_whole(place: Path) -> bool:
+    """Whether a cached artifact still is what its build left, by the hashes in its manifest."""
+    manifest = place / "manifest.json"
+    if not manifest.is_file():
+        return False
+    try:
+        files = json.loads(manifest.read_text("utf-8"))["files"]
+    except (ValueError, KeyError, TypeError):  # a disk that was full, or an older qtool
+        return False
+    return all(
+        (place / name).is_file() and file_hash(place / name) == digest for name, digest in files.items()
+    )
+
+
+def drop_stale() -> None:
+    """Remove the scratch folders, some of them model-sized, that killed sweeps left in the cache."""
+    for folder in (*cache_dir().glob("artifacts/.*"), *cache_dir().glob("data/.probe-*")):
+        if folder.is_dir() and time.time() - folder.stat().st_mtime > STALE_S:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,44 @@
+"""Opens an artifact in a fresh process and holds it against the model that was built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from qtool import plugins
+from qtool.core import Loaded, Recipe
+
+# Float sums differ by kernel and device; a wrongly reloaded model differs by whole logits.
+EXACT_TOLERANCE = 1e-4
+CHANGED_KERNEL_TOLERANCE = 0.05
+
+
+def open_artifact(spec: dict[str, Any], recipe: Recipe) -> Loaded:
+    runtime = plugins.load("runtimes", recipe.runtime)
+    model = runtime.open_model(Path(spec["artifact"]) / "model", recipe, spec["device"])
+    return runtime.wrap(model, recipe, spec["device"], spec["threads"])
+
+
+def check(loaded: Loaded, spec: dict[str, Any], recipe: Recipe) -> float:
+    """Largest difference between this process's logits and the built model's on the check batch.
+
+    Raises RuntimeError when they are not the same model's.
+    """
+    import numpy as np
+
+    with np.load(Path(spec["artifact"]) / "check.npz", allow_pickle=False) as file:
+        expected = file["logits"]
+        batch = {name.removeprefix("input."): file[name] for name in file.files if name != "logits"}
+    found = loaded.predict(batch)
+    if found.shape != expected.shape or found.dtype != np.float32:
+        raise RuntimeError(
+            f"logits have shape {found.shape} and type {found.dtype}, the built model's {expected.shape}"
+        )
+    same_kernels = spec["device"] == "cpu" and not recipe.compile
+    scale = max(1.0, float(np.abs(expected).max()))
+    difference = float(np.abs(found - expected).max())
+    if not difference <= (EXACT_TOLERANCE if same_kernels else CHANGED_KERNEL_TOLERANCE) * scale:
+        raise RuntimeError(
+            f"the reloaded artifact's logits differ from the built model's by {difference:.4g}"
+        )
+    return difference

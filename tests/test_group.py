@@ -1,0 +1,90 @@
+"""Several models in one call: the models file, one folder an entry, and the GLUE table."""
+
+from __future__ import annotations
+
+import pytest
+
+from qtool import group
+from qtool.core import QtoolError
+
+
+def summary(task, metric, **scores):
+    """A summary of one row a recipe; a value is the scores of the task's metrics, None a failed row."""
+    rows = [
+        {
+            "recipe": name,
+            "status": "failed" if values is None else "ok",
+            "metrics": {metric: {"value": value} for metric, value in (values or {}).items()},
+        }
+        for name, values in scores.items()
+    ]
+    return {"task": task, "metric": metric, "rows": rows}
+
+
+def cells(text):
+    return {line.split()[0]: line.split()[1:] for line in text.splitlines()[1:]}
+
+
+def test_a_task_of_two_metrics_counts_with_their_mean():
+    found = group.table(
+        [
+            summary("sst2", "accuracy", fp32={"accuracy": 0.9}),
+            summary("mrpc", "f1", fp32={"f1": 0.9, "accuracy": 0.8}),
+        ]
+    )
+    assert found.splitlines()[0].split() == ["recipe", "sst2", "(accuracy)", "mrpc", "(f1)", "average"]
+    assert cells(found)["fp32"] == ["90.00", "90.00", "87.50"]  # (90 + (90 + 80) / 2) / 2
+
+
+def test_the_two_mnli_sets_count_as_one_task():
+    found = group.table(
+        [
+            summary("mnli", "accuracy", fp32={"accuracy": 0.8}),
+            summary("mnli-mismatched", "accuracy", fp32={"accuracy": 0.82}),
+            summary("cola", "matthews_correlation", fp32={"matthews_correlation": 0.5}),
+        ]
+    )
+    assert cells(found)["fp32"][-1] == "65.50"  # ((80 + 82) / 2 + 50) / 2
+
+
+def test_no_average_over_fewer_tasks_than_the_others():
+    found = group.table(
+        [
+            summary("sst2", "accuracy", fp32={"accuracy": 0.9}, bf16={"accuracy": 0.91}),
+            summary("rte", "accuracy", fp32={"accuracy": 0.6}, bf16=None),
+        ]
+    )
+    assert cells(found) == {"fp32": ["90.00", "60.00", "75.00"], "bf16": ["91.00", "-", "-"]}
+
+
+def test_entries_that_would_share_a_folder_are_numbered():
+    names = group._folders([("a/m", "sst2"), ("b/m", "sst2"), ("m", "rte"), ("c/m", "sst2")])
+    assert names == ["sst2-m", "sst2-m~2", "rte-m", "sst2-m~3"]
+
+
+def test_an_alias_brings_its_task(tmp_path):
+    path = tmp_path / "models.yaml"
+    path.write_text("- {model: distilbert}\n- {model: ./mine, task: demo}\n")
+    assert group.read(path) == [("distilbert", "sst2"), ("./mine", "demo")]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "holds NoneType, expected a list"),
+        ("model: demo", "holds dict, expected a list"),
+        ("- demo", "entry 1 is str"),
+        ("- {model: demo}\n- {modl: demo}", "entry 2: unknown key 'modl'. Did you mean 'model'?"),
+        ("- {model: 3, task: demo}", "model is 3"),
+        ("- {model: ./mine}", "task is None"),
+        ("- {model: ./mine, task: dmo}", "no task is called 'dmo'. Did you mean 'demo'?"),
+        ("- [", "not valid YAML"),
+    ],
+)
+def test_a_wrong_models_file_is_refused_in_one_line(tmp_path, content, says):
+    path = tmp_path / "models.yaml"
+    path.write_text(content)
+    with pytest.raises(QtoolError) as caught:
+        group.read(path)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
