@@ -75,6 +75,8 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     for name in ("load_peak_rss_bytes", "peak_rss_bytes", "steady_rss_bytes"):
         if values[name] is None:
             values[f"{name}_reason"] = usage.reason
+    if recipe.compile:  # whether the first call compiled or found its kernels in the cache
+        values["engine"] = loaded.audit().engine
     values |= _gpu_values(gpu, loaded, batches)
     values["check_max_abs_diff"] = reload.check(loaded, spec, recipe)
     samples = {"latency_s": latency_s, **_end_to_end(spec, loaded, data, meta, size, len(batches))}

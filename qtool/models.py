@@ -153,6 +153,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _load(folder: Path, weights: list[Path]) -> tuple[Any, set[str]]:
     import torch
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError, safe_open
 
     for path in weights:
@@ -172,7 +173,10 @@ def _load(folder: Path, weights: list[Path]) -> tuple[Any, set[str]]:
             ignore_mismatched_sizes=True,
         )
     # transformers raises whatever the config's values lead to; the message is the user's best lead
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, SafetensorError) as error:
+    except (
+        *(ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError),
+        *(SafetensorError, StrictDataclassError),
+    ) as error:
         raise QtoolError(
             f"cannot load the model in {folder}: {first_line(error)}. Check its config.json and weights."
         ) from None

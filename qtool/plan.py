@@ -108,7 +108,8 @@ def artifact_key(recipe: Recipe, model_content: str, calibration_hash: str | Non
     """Hash of all that decides an artifact: model, recipe, code that builds, library versions, calibration."""
     method = plugins.load("methods", recipe.method)
     versions = {package: host.installed(package) for package in method.PACKAGES}
-    code = [file_hash(Path(inspect.getfile(module))) for module in (method, checkpoint)]
+    helpers = [part for part in vars(method).values() if inspect.ismodule(part) and "._" in part.__name__]
+    code = [file_hash(Path(inspect.getfile(module))) for module in (method, checkpoint, *helpers)]
     calibration = calibration_hash if recipe.calibration else None
     # the logits kept for the reload check were computed with the runtime's options
     running = [recipe.runtime, recipe.runtime_options]

@@ -96,8 +96,8 @@ def build(recipe: Recipe, source: Path, checkpoint: Path, out: Path) -> Made:
     runtime = plugins.load("runtimes", recipe.runtime)
     fresh = runtime.wrap(built, recipe, "cpu", 1)
     loaded: Loaded = runtime.wrap(runtime.open_model(out, recipe, "cpu"), recipe, "cpu", 1)
-    answers = [[one.predict(batch) for batch in batches] for one in (fresh, loaded)]
-    return Made(recipe, out, *answers, loaded.audit())
+    first, second = ([one.predict(batch) for batch in batches] for one in (fresh, loaded))
+    return Made(recipe, out, first, second, loaded.audit())
 
 
 def rows(checkpoint: Path, count: int) -> list[Batch]:
@@ -134,8 +134,9 @@ def test_a_recipe_runs_on_an_architecture_as_built_and_near_fp32_or_says_why_not
         pytest.skip(str(why))
     try:
         made = make(name, kind)
-    except Unavailable as reason:
-        assert kind not in architectures.ALWAYS, reason
+    except Unavailable:
+        if kind in architectures.ALWAYS:
+            raise
         return
     expected = torch_logits(sources(kind))
     for built, reloaded in zip(made.built, made.reloaded, strict=True):

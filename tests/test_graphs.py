@@ -51,7 +51,7 @@ def test_a_graph_that_does_not_fit_its_config_is_refused(exported, kind, tmp_pat
     config["id2label"] = {"0": "a", "1": "b", "2": "c"}
     config["label2id"] = {"a": 0, "b": 1, "c": 2}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(QtoolError, match="has 2 outputs, config.json names 3 classes"):
+    with pytest.raises(QtoolError, match=r"has 2 outputs, config\.json names 3 classes"):
         graphs.check(folder, None, kind)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
-from qtool import group
+from qtool import cli, group
 from qtool.core import QtoolError
+from tests.conftest import WORDS, make_checkpoint
+from tests.test_sweep import make_quick, row_of
 
 
 def summary(task, metric, **scores):
@@ -88,3 +91,36 @@ def test_a_wrong_models_file_is_refused_in_one_line(tmp_path, content, says):
         group.read(path)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_each_entry_is_swept_into_its_own_folder_and_the_table_comes_last(tmp_path, monkeypatch, capsys):
+    sst2 = make_checkpoint(tmp_path / "films")
+    rte = make_checkpoint(tmp_path / "pairs", labels=("entailment", "not_entailment"))
+    glue, out = tmp_path / "glue", tmp_path / "out"
+    for task, header, rows in (
+        ("SST-2", "sentence\tlabel", [f"a {word} film\t{i % 2}" for i, word in enumerate(WORDS)]),
+        ("RTE", "index\tsentence1\tsentence2\tlabel",
+         [f"{i}\tthe {word} plot\ta {word} story\t{('entailment', 'not_entailment')[i % 2]}" for i, word in enumerate(WORDS)]),
+    ):  # fmt: skip
+        (glue / task).mkdir(parents=True)
+        (glue / task / "dev.tsv").write_text("\n".join([header, *rows]) + "\n")
+    models = tmp_path / "models.yaml"
+    models.write_text(
+        yaml.safe_dump([{"model": str(sst2), "task": "sst2"}, {"model": str(rte), "task": "rte"}])
+    )
+    make_quick(monkeypatch, sst2, models, tmp_path)
+    flags = ["--data", str(glue), "--out", str(out), "--recipe", "bf16", "--rounds", "1", "--threads", "1"]
+    call = ["sweep", "--models", str(models), "--task", "glue", *flags]
+    assert cli.run(call) == 0
+    lines = capsys.readouterr().out.rstrip().splitlines()[-3:]
+    assert lines[0].split() == ["recipe", "sst2", "(accuracy)", "rte", "(accuracy)", "average"]
+    for line, recipe in zip(lines[1:], ("fp32", "bf16"), strict=True):
+        scores = [
+            row_of(out / f, recipe)["metrics"]["accuracy"]["value"] for f in ("sst2-films", "rte-pairs")
+        ]
+        assert line.split() == [recipe, *(f"{100 * s:.2f}" for s in scores), f"{50 * sum(scores):.2f}"]
+    before = [(out / f / "results.jsonl").read_text() for f in ("sst2-films", "rte-pairs")]
+    assert cli.run([*call, "--resume"]) == 0
+    assert [(out / f / "results.jsonl").read_text() for f in ("sst2-films", "rte-pairs")] == before
+    with pytest.raises(QtoolError, match="already holds a run"):
+        cli.run(call)

@@ -1,4 +1,4 @@
-"""The job on a real model: eight recipes of a MiniLM classifier on the whole of SST-2's validation split."""
+"""The job on a real model: the whole book on a MiniLM classifier and the whole of SST-2's validation split."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ import pytest
 from tests.conftest import need, qtool, shared
 
 pytestmark = pytest.mark.slow
-RECIPES = {
-    *("fp32", "bf16", "int8-dynamic", "torchao-int8-weight", "fp8-weight"),
-    *("bnb-nf4", "onnx-int8-dynamic", "openvino-int8"),
-}
 # What each recipe says it stores: the type of nearly all elements of the linear layers' weights.
 LINEAR = {
-    "fp32": "float32",
-    "bf16": "bfloat16",
-    "int8-dynamic": "int8",
-    "torchao-int8-weight": "int8",
+    **dict.fromkeys(["fp32", "bf16-autocast", "fp16-autocast", "fp32-compile"], "float32"),
+    **dict.fromkeys(["onnx-fp32", "openvino-fp32", "openvino-bf16"], "float32"),
+    **dict.fromkeys(["bf16", "bf16-compile"], "bfloat16"),
+    "fp16": "float16",
+    **dict.fromkeys(["int8-dynamic", "int8-dynamic-embeddings"], "int8"),
+    **dict.fromkeys(["torchao-int8-weight", "torchao-int8-dynamic", "bnb-int8"], "int8"),
+    **dict.fromkeys(["onnx-int8-dynamic", "onnx-int8-static"], "int8"),
+    **dict.fromkeys(["openvino-int8-weight", "openvino-int8"], "int8"),
     "fp8-weight": "float8_e4m3fn",
-    "bnb-nf4": "nf4",
-    "onnx-int8-dynamic": "int8",
-    "openvino-int8": "int8",
+    **dict.fromkeys(["bnb-nf4", "bnb-nf4-double"], "nf4"),
+    "bnb-fp4": "fp4",
+    "openvino-int4": "int4",
 }
-EIGHT_BIT = ("int8-dynamic", "torchao-int8-weight", "fp8-weight", "onnx-int8-dynamic", "openvino-int8")
+RECIPES = set(LINEAR)
+EIGHT_BIT = {name for name, kind in LINEAR.items() if kind in ("int8", "float8_e4m3fn")}
+FOUR_BIT = {name for name, kind in LINEAR.items() if kind in ("nf4", "fp4", "int4")}
+# For a GPU alone, and in an environment of their own.
+SKIPPED = {"fp8-dynamic", "optimum-openvino-fp32", "optimum-openvino-int8"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,7 @@ def run(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("minilm")
     done = qtool(
         "sweep", model, "--task", "sst2", "--data", data, "--rounds", "1", "--out", root / "run",
-        timeout_s=1500, QTOOL_CACHE=str(root / "cache"), HF_HUB_OFFLINE="1",
+        timeout_s=2400, QTOOL_CACHE=str(root / "cache"), HF_HUB_OFFLINE="1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return root / "run"
@@ -51,8 +55,13 @@ def _value(row: dict, metric: str) -> float:
     return row["metrics"][metric]["value"]
 
 
-def test_all_eight_recipes_are_ok(rows):
-    assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(RECIPES, "ok")
+def test_every_recipe_of_the_book_is_ok_or_skipped_for_a_true_reason(rows):
+    assert {name: (row["status"], row["cause"]) for name, row in rows.items() if name not in SKIPPED} == (
+        dict.fromkeys(RECIPES, ("ok", None))
+    )
+    assert "8.9" in rows["fp8-dynamic"]["cause"]
+    for name in SKIPPED - {"fp8-dynamic"}:
+        assert (rows[name]["status"], rows[name]["cause"]) == ("skipped", "needs optimum.intel")
 
 
 def test_the_baseline_is_right_on_774_of_872_sentences(run, rows):
@@ -75,34 +84,35 @@ def test_the_labels_and_rows_are_the_files_own(run):
 
 
 def test_the_audit_proves_every_precision(rows):
-    for name, row in rows.items():
-        elements = row["audit"]["linear_elements_by_dtype"]
+    for name in RECIPES:
+        audit = rows[name]["audit"]
+        elements = audit["linear_elements_by_dtype"]
         assert elements[LINEAR[name]] / sum(elements.values()) > 0.9, (name, elements)
-    for name in (
-        "int8-dynamic",
-        "torchao-int8-weight",
-        "fp8-weight",
-        "bnb-nf4",
-        "onnx-int8-dynamic",
-        "openvino-int8",
-    ):
-        # 6 layers of 6 linear layers, less a head or a pooler that some leave alone
-        assert sum(rows[name]["audit"]["changed_modules"].values()) >= 36, (name, rows[name]["audit"])
+        if name in EIGHT_BIT | FOUR_BIT:
+            # 6 layers of 6 linear layers, less a head or a pooler that some leave alone
+            assert sum(audit["changed_modules"].values()) >= 36, (name, audit)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "least", "most"),
-    [("bf16", 0.49, 0.51), ("openvino-int8", 0.24, 0.27), ("onnx-int8-dynamic", 0.24, 0.27)],
+    ("recipe", "most"),
+    [
+        ("bf16", 0.51),
+        ("int8-dynamic-embeddings", 0.30),
+        ("onnx-int8-dynamic", 0.27),
+        ("openvino-int8", 0.27),
+        ("openvino-int8-weight", 0.27),
+        ("openvino-int4", 0.20),
+    ],
 )
-def test_the_size_on_disk_is_the_precisions_share_of_the_baselines(rows, recipe, least, most):
-    assert least <= _value(rows[recipe], "disk_bytes") / _value(rows["fp32"], "disk_bytes") <= most
+def test_the_size_on_disk_is_the_precisions_share_of_the_baselines(rows, recipe, most):
+    assert _value(rows[recipe], "disk_bytes") / _value(rows["fp32"], "disk_bytes") <= most
 
 
 def test_agreement_with_the_baseline_is_what_the_precision_allows(rows):
     assert _value(rows["fp32"], "agreement") == 1.0
-    for name in EIGHT_BIT:
-        assert _value(rows[name], "agreement") >= 0.95, name
-    assert _value(rows["bnb-nf4"], "agreement") >= 0.93
+    for names, least in ((EIGHT_BIT, 0.95), (FOUR_BIT, 0.93)):
+        found = {name: _value(rows[name], "agreement") for name in names}
+        assert min(found.values()) >= least, found
 
 
 def test_agreement_and_score_delta_are_recomputed_from_the_stored_logits(run, rows):

@@ -57,6 +57,13 @@ def test_a_tokenizer_without_a_padding_token_scores_in_batches_as_one_by_one(fol
 
 
 def test_classes_come_in_the_order_of_their_numbers_whatever_their_type(folder):
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        transformers.BertConfig(id2label={0: "no", 1: 7})
+    except StrictDataclassError:
+        pytest.skip("this transformers refuses a class whose name is a number")
     configure(folder, id2label={"1": 7, "0": "no"}, label2id={"no": 0, "7": 1})
     assert list(models.check(folder, None).id2label.items()) == [(0, "no"), (1, "7")]
 

@@ -36,4 +36,4 @@ def refuse_architecture(folder: Path, reasons: dict[str, str]) -> None:
     """Raises Unavailable where `reasons` (model_type: why) has the architecture in `folder`."""
     kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
     if kind in reasons:
-        raise Unavailable(f"{kind} cannot be converted: {reasons[kind]}")
+        raise Unavailable(f"{kind} does not run: {reasons[kind]}")

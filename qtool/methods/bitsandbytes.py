@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from qtool import checkpoint
 from qtool.core import BuildJob, QtoolError, Recipe
-from qtool.methods import _half
+from qtool.methods import _architectures
 
 PACKAGES = ("torch", "transformers", "bitsandbytes", "accelerate")
 TITLE = "bitsandbytes"
@@ -50,7 +50,7 @@ def build(job: BuildJob) -> Any:
     import torch
     from transformers import BitsAndBytesConfig
 
-    _half.check(job)
+    _architectures.check(job)
     options = Options(**job.recipe.quantize)
     dtype = getattr(torch, job.recipe.dtype)
     kind: dict[str, Any] = {"load_in_8bit": True}

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from qtool import checkpoint
 from qtool.core import BuildJob
-from qtool.methods import _half
+from qtool.methods import _architectures
 
 PACKAGES = ("torch", "transformers")
 TITLE = "PyTorch, floating point"
@@ -24,10 +24,10 @@ class Options(BaseModel):
 
 
 def build(job: BuildJob) -> Any:
-    """Load, cast, save as safetensors; returns the cast module. Raises Unavailable, see `_half`."""
+    """Load, cast, save as safetensors; returns the cast module. Raises Unavailable, see `_architectures`."""
     import torch
 
-    _half.check(job)
+    _architectures.check(job)
     model = checkpoint.load(job.model_dir, dtype=getattr(torch, job.recipe.dtype))
     model.save_pretrained(job.out)
     return model

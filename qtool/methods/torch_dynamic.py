@@ -107,7 +107,7 @@ def open_model(artifact: Path, device: str) -> Any:
     tensors = load_file(artifact / "model.safetensors")
     with torch.device("meta"):  # every tensor is in the file: nothing needs to be initialised
         config = transformers.AutoConfig.from_pretrained(artifact)
-        model = getattr(transformers, config.architectures[0])(config)
+        model = getattr(transformers, (config.architectures or [])[0])(config)
     for name in [key.removesuffix(".weight_int8") for key in tensors if key.endswith(".weight_int8")]:
         ints, scale = tensors.pop(f"{name}.weight_int8"), tensors.pop(f"{name}.weight_scale")
         if len(scale) == len(ints):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from qtool import checkpoint
 from qtool.core import BuildJob, QtoolError, Recipe
-from qtool.methods import _half
+from qtool.methods import _architectures
 
 PACKAGES = ("torch", "transformers", "torchao", "accelerate")
 TITLE = "torchao"
@@ -48,7 +48,7 @@ def build(job: BuildJob) -> Any:
     import torch
     from transformers import TorchAoConfig
 
-    _half.check(job)
+    _architectures.check(job)
     model = checkpoint.load(
         job.model_dir,
         dtype=getattr(torch, job.recipe.dtype),

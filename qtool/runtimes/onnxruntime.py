@@ -144,7 +144,7 @@ def describe_source(folder: Path) -> dict[str, Any]:
         ) from None
     inputs = {
         value.name: (
-            {"tensor(int64)": "int64"}.get(value.type, value.type),
+            str(value.type).removeprefix("tensor(").removesuffix(")"),
             len(value.shape) == 2 and not any(isinstance(size, int) for size in value.shape),
         )
         for value in session.get_inputs()

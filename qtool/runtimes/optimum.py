@@ -7,6 +7,7 @@ the Python around it. An exported `load.py` is `LOAD_SCRIPT`, filled in as that 
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -34,9 +35,20 @@ def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
     for name in ("config.json", "openvino_model.xml", "openvino_model.bin"):
         if not (artifact / name).is_file():
             raise QtoolError(f"{artifact} has no {name}. Build the artifact again.")
-    from optimum.intel import OVModelForSequenceClassification  # type: ignore[reportMissingImports]
+    return model_class().from_pretrained(artifact, compile=False, local_files_only=True)
 
-    return OVModelForSequenceClassification.from_pretrained(artifact, compile=False, local_files_only=True)
+
+def model_class() -> Any:
+    """`OVModelForSequenceClassification`. Raises Unavailable beside a transformers that optimum-intel cannot use."""
+    try:
+        from optimum.intel import OVModelForSequenceClassification  # type: ignore[reportMissingImports]
+    except ImportError as error:
+        intel, found = metadata.version("optimum-intel"), metadata.version("transformers")
+        raise Unavailable(
+            f"optimum-intel {intel} cannot be imported beside transformers {found} ({error.msg}): make an"
+            " environment of its own with pip install -c constraints-optimum.txt 'qtool[optimum]'"
+        ) from error
+    return OVModelForSequenceClassification
 
 
 def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:

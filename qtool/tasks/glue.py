@@ -288,7 +288,7 @@ def _from_hub(task: Task, train: bool) -> Table:
             )
     try:
         rows = datasets.load_dataset(HUB, name, split=split)
-    except (OSError, ValueError, DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # RuntimeError: huggingface_hub 1.16
         first = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
         raise QtoolError(
             f"cannot load {HUB} ({name}, {split}): {first}. Give --data DIR with {form.folder}/{form.file}."
