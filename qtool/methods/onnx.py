@@ -19,6 +19,7 @@ from qtool.core import BuildJob, QtoolError, Recipe, Unavailable
 from qtool.methods import _exported, _onnx_quantize
 
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
+TITLE = "ONNX Runtime"
 RUNTIME = "onnxruntime"
 READS = ("checkpoint", "onnx")
 

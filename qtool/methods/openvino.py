@@ -18,6 +18,7 @@ from qtool.core import Batch, BuildJob, QtoolError, Recipe, Unavailable
 from qtool.methods import _exported, _tracing
 
 PACKAGES = ("torch", "transformers", "openvino", "nncf")
+TITLE = "OpenVINO"
 RUNTIME = "openvino"
 READS = ("checkpoint", "openvino")
 
