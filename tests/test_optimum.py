@@ -32,9 +32,14 @@ CORE_TESTS = (
     *("engines", "architectures_engines", "architectures_pytorch"),
 )
 OPTIMUM = ("optimum-openvino-fp32", "optimum-openvino-int8")
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "NNCF_CI": "1"}
-# pip is told not to compile: without this, every process would compile what it imports
-CHILD_ENV = {**OFFLINE, "PYTHONDONTWRITEBYTECODE": ""}
+CHILD_ENV = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "NNCF_CI": "1",
+    # pip is told not to compile: with a 1 here every process would compile what it imports
+    "PYTHONDONTWRITEBYTECODE": "",
+}
 NO_INDEX = ("connection broken by", "Failed to establish a new connection", "Read timed out")
 
 # What a user of Optimum writes, without qtool: folders in, the logits of one batch out.
