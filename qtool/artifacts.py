@@ -9,8 +9,8 @@ from pathlib import Path
 
 from qtool.core import cache_dir, file_hash
 
-STALE_S = 86400.0
-"""A scratch folder that nothing touched for a day belongs to no sweep: no stage lasts that long."""
+STALE_S = 8 * 86400.0
+"""A scratch folder older than this belongs to no sweep: --timeout ends a stage after a week at most."""
 
 
 def place(made: Path, to: Path) -> None:

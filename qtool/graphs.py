@@ -43,8 +43,7 @@ def check(folder: Path, revision: str | None, kind: str) -> models.Model:
             f"{folder / FILES[kind]} takes {', '.join(missing)}, which its tokenizer does not make."
             " Put the tokenizer it was exported with beside it."
         )
-    graph = [path for path in sorted(folder.iterdir()) if path.name.startswith(Path(FILES[kind]).stem)]
-    hashed = [folder / "config.json", *graph, *tokenizer_files]
+    hashed = [folder / "config.json", *(folder / name for name in facts["files"]), *tokenizer_files]
     return models.Model(
         folder=folder,
         revision=revision,

@@ -61,6 +61,12 @@ def run(options: Options, entries: Sequence[tuple[str, str]]) -> int:
     Exit code: 130 when interrupted, else 3 when a trial failed in any of them, else 0.
     Raises QtoolError for a mistake in any entry before the first is measured.
     """
+    if options.resume and (options.out is None or not any(options.out.glob("*/run.json"))):
+        raise QtoolError(
+            f"nothing to resume in {options.out or '--out'}: give the --out of the earlier call."
+        )
+    if options.revision is not None:
+        raise QtoolError("--revision belongs to one model. Leave it out with --models.")
     whole = options.out or Path("reports") / f"glue-{datetime.now():%Y%m%d-%H%M%S}"
     plans = []
     for (model, task), folder in zip(entries, _folders(entries), strict=True):

@@ -114,8 +114,10 @@ def available_bytes(root: Path = ROOT) -> int:
     """Memory that can still be taken: the machine's, or what the cgroup's limit leaves where that is less."""
     import psutil
 
-    limits, used = cgroup("memory", "memory.max", root), cgroup("memory", "memory.current", root)
-    left = [int(most) - int(now) for most, now in zip(limits, used, strict=False) if most.isdigit()]
+    left = []
+    for most, now in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        pairs = zip(cgroup("memory", most, root), cgroup("memory", now, root), strict=False)
+        left += [int(limit) - int(used) for limit, used in pairs if limit.isdigit()]
     return min([psutil.virtual_memory().available, *left])
 
 

@@ -43,6 +43,8 @@ class Model:
     source: str = "checkpoint"
     """What MODEL is: a key of `core.BASELINES`."""
     embeds: bool = False
+    pad_id: int | None = None
+    """The config's padding token, by which a causal classifier finds a text's last token."""
     token_types: bool = True
 
 
@@ -95,6 +97,7 @@ def check(folder: Path, revision: str | None) -> Model:
         vocabulary=vocabulary,
         model_type=str(config["model_type"]),
         embeds=sentence is not None,
+        pad_id=model.config.pad_token_id,
         token_types="token_type_ids" in inspect.signature(model.forward).parameters,
     )
 

@@ -99,9 +99,17 @@ def make_plan(options: Options, chosen: dict[str, Recipe], probed: dict[str, Any
                 why = recipes.why_not(
                     recipe, device, has_calibration=data["calibration_rows"] > 0, source=model["source"]
                 )
+                why = why or _refusal(recipe, model["model_type"], options.threads)
                 if why:
                     plan.skipped[trial.id] = why
     return plan
+
+
+def _refusal(recipe: Recipe, model_type: str, threads: int) -> recipes.Why | None:
+    """What the recipe's method says of this architecture."""
+    refuse = getattr(plugins.load("methods", recipe.method), "refuse", None)
+    reason = refuse(recipe, model_type, threads) if refuse else None
+    return recipes.Why(*reason.rsplit(": ", 1)) if reason else None
 
 
 def artifact_key(recipe: Recipe, model_content: str, calibration_hash: str | None) -> str:

@@ -150,7 +150,7 @@ def prepare(
         class_order=class_order,
         class_names=list(task.labels or [model.id2label[index] for index in class_order]),
         pad={
-            "input_ids": tokenizer.pad_token_id or 0,
+            "input_ids": next((i for i in (tokenizer.pad_token_id, model.pad_id) if i is not None), 0),
             "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
         },
         padding_side=tokenizer.padding_side,

@@ -10,7 +10,7 @@ from qtool.aliases import ALIASES, Alias
 from qtool.core import QtoolError, Unavailable, cache_dir, did_you_mean, file_hash
 from qtool.models import first_line
 
-GRAPH_FILES = ("model.onnx", "model.onnx_data", "openvino_model.xml", "openvino_model.bin")
+GRAPH_FILES = ("model.onnx", "model.onnx_data", "model.onnx.data", "openvino_model.xml", "openvino_model.bin")
 # Everything a classifier needs and nothing that is executed: no pickles, no .py files.
 HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", *GRAPH_FILES)
 

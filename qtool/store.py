@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +26,7 @@ class Writer:
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "results.jsonl"
+        self._one_at_a_time = Lock()
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,15 +43,18 @@ class Writer:
         Raises QtoolError where the disk does not take it; what was written before stays readable.
         """
         line = (json.dumps(measurement.model_dump(), ensure_ascii=False, allow_nan=False) + "\n").encode()
-        before = os.fstat(self._fd).st_size
-        try:
-            written = os.write(self._fd, line)
-            os.fsync(self._fd)
-            problem = None if written == len(line) else "the disk is full"
-        except OSError as error:
-            problem = error.strerror
+        problem = None
+        with self._one_at_a_time:
+            before = os.fstat(self._fd).st_size
+            try:
+                written = os.write(self._fd, line)
+                os.fsync(self._fd)
+                problem = None if written == len(line) else "the disk is full"
+            except OSError as error:
+                problem = error.strerror
+            if problem:
+                os.ftruncate(self._fd, before)
         if problem:
-            os.ftruncate(self._fd, before)
             raise QtoolError(f"cannot write to {self.path}: {problem}. Make room, then add --resume.")
 
     def _drop_torn_tail(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from qtool import artifacts, asking, host, isolate, recipes, store
@@ -114,6 +115,7 @@ class _Sweep:
         self.host_hash = host.fingerprint_hash(host.fingerprint())
         self.say.left = stage_counts(plan)
         self.stop_read, self.stop_write = os.pipe()
+        self.building = {key: Lock() for key in plan.artifacts.values()}
 
     def go(self) -> None:
         for trial in self.plan.trials:
@@ -246,7 +248,14 @@ class _Sweep:
         )
 
     def _build(self, trial: Trial) -> isolate.Outcome:
-        """Find the artifact in the cache, or build it beside its place and rename it when it is whole."""
+        """Find the artifact in the cache, or build it beside its place and rename it when it is whole.
+
+        Recipes that differ only in how they run share an artifact: the second waits for the first.
+        """
+        with self.building[self.plan.artifacts[trial.recipe]]:
+            return self._build_alone(trial)
+
+    def _build_alone(self, trial: Trial) -> isolate.Outcome:
         place = artifact_place(self.plan.artifacts[trial.recipe])
         values: dict[str, Any] = {"artifact": place.name}
         if not artifacts.is_whole(place):

@@ -124,3 +124,5 @@ def test_each_entry_is_swept_into_its_own_folder_and_the_table_comes_last(tmp_pa
     assert [(out / f / "results.jsonl").read_text() for f in ("sst2-films", "rte-pairs")] == before
     with pytest.raises(QtoolError, match="already holds a run"):
         cli.run(call)
+    with pytest.raises(QtoolError, match="nothing to resume in"):
+        cli.run([*call[:-6], "--out", str(tmp_path / "mistyped"), "--resume"])

@@ -124,6 +124,25 @@ def test_a_cgroup_memory_limit_is_the_memory(tmp_path: Path, files: dict[str, st
     assert host.memory_bytes(tree(tmp_path, files)) == limit
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        V2
+        | {
+            "sys/fs/cgroup/system.slice/job/memory.max": "1000000\n",
+            "sys/fs/cgroup/system.slice/job/memory.current": "400000\n",
+        },
+        V1
+        | {
+            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "1000000\n",
+            "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "400000\n",
+        },
+    ],
+)
+def test_what_a_cgroup_still_grants_is_what_can_be_taken(tmp_path: Path, files: dict[str, str]) -> None:
+    assert host.available_bytes(tree(tmp_path, files)) == 600_000
+
+
 @linux_only
 def test_unlimited_memory_is_what_the_kernel_calls_memtotal(tmp_path: Path) -> None:
     unlimited = V1 | {"sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n"}

@@ -35,7 +35,15 @@ def test_a_position_table_shorter_than_the_tokenizers_length_is_the_bound(folder
     assert models.check(folder, None).max_tokens == 64
 
 
-def test_a_tokenizer_without_a_padding_token_scores_in_batches_as_one_by_one(folder, tmp_path):
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_tokenizer_without_a_padding_token_scores_in_batches_as_one_by_one(folder, tmp_path, causal):
+    if causal:  # finds a text's last token by its config's own padding token, here one that is not 0
+        import torch
+        from transformers import GPT2Config, GPT2ForSequenceClassification
+
+        torch.manual_seed(0)
+        shape = {"vocab_size": 32, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
+        GPT2ForSequenceClassification(GPT2Config(**shape, pad_token_id=3)).save_pretrained(folder)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / name).is_file():
             settings = json.loads((folder / name).read_text())

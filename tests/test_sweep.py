@@ -241,6 +241,19 @@ def test_a_recipe_that_cannot_run_is_skipped_with_its_reason_and_exit_code_0(qui
     )
 
 
+def test_an_architecture_that_a_method_refuses_is_skipped_though_its_artifact_is_cached(quick, monkeypatch):
+    from qtool.methods import _architectures
+
+    monkeypatch.setitem(_architectures.NO_COMPILE, "bert", "for this test")
+    code, run = quick("--recipe", "fp32-compile")
+    row = row_of(run, "fp32-compile")
+    assert (code, row["status"]) == (0, "skipped")
+    assert (row["cause"], row["next_step"]) == (
+        "bert cannot be compiled, for this test",
+        "use a recipe without compile",
+    )
+
+
 def test_a_table_without_calibration_rows_skips_static_recipes(quick):
     need("openvino", "nncf")
     code, run = quick("--recipe", "openvino-int8")

@@ -1,10 +1,17 @@
-"""What an architecture cannot do in PyTorch, checked by running each: every PyTorch method asks before its work."""
+"""What an architecture cannot do in PyTorch, checked by running each, and how every method says so.
+
+A method's `refuse(recipe, model_type, threads)` gives the reason and what would work, "REASON: FIX", or None. The
+plan asks it before any work, and `check` asks it in a build, for those who call a method by itself.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
-from qtool.core import BuildJob, Unavailable
+from qtool.core import BuildJob, Recipe, Unavailable
+
+Refuse = Callable[[Recipe, str, int], str | None]
 
 NO_HALF = {
     "deberta": "transformers' DeBERTa (not v2, v3) keeps query biases in float32 and masks with float32's smallest number"
@@ -16,16 +23,18 @@ NO_COMPILE = {
 """By `model_type`: why it is not one graph."""
 
 
-def check(job: BuildJob) -> None:
-    """Raises Unavailable for a model that cannot run in the recipe's half-precision type, or compiled."""
-    recipe = job.recipe
-    model_type = json.loads((job.model_dir / "config.json").read_text("utf-8")).get("model_type")
+def refuse(recipe: Recipe, model_type: str, threads: int) -> str | None:
+    """Why a PyTorch recipe cannot run in its half-precision type, or compiled."""
     wanted = recipe.runtime_options.get("autocast") or recipe.dtype
-    if wanted != "float32" and (reason := NO_HALF.get(model_type)):
-        raise Unavailable(
-            f"model_type {model_type} cannot compute in {wanted}: {reason}: use a float32 recipe"
-        )
-    if recipe.compile and (reason := NO_COMPILE.get(model_type)):
-        raise Unavailable(
-            f"model_type {model_type} cannot be compiled: {reason}: use a recipe without compile"
-        )
+    if wanted != "float32" and model_type in NO_HALF:
+        return f"{model_type} cannot compute in {wanted}, {NO_HALF[model_type]}: use a float32 recipe"
+    if recipe.compile and model_type in NO_COMPILE:
+        return f"{model_type} cannot be compiled, {NO_COMPILE[model_type]}: use a recipe without compile"
+    return None
+
+
+def check(job: BuildJob, refuse: Refuse) -> None:
+    """Raises Unavailable where `refuse` has a reason against the model in `job`."""
+    config = json.loads((job.model_dir / "config.json").read_text("utf-8"))
+    if reason := refuse(job.recipe, str(config.get("model_type")), job.threads):
+        raise Unavailable(reason)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from qtool.core import QtoolError, Recipe, Unavailable
+from qtool.core import QtoolError, Recipe
 
 
 def input_names(module: Any, tokenizer: Any) -> list[str]:
@@ -30,10 +29,3 @@ def refuse_idle(recipe: Recipe, scheme: str, used: Collection[str]) -> None:
         raise QtoolError(
             f"recipe '{recipe.name}': {recipe.method} with scheme {scheme} has no use for {', '.join(idle)}. Remove it."
         )
-
-
-def refuse_architecture(folder: Path, reasons: dict[str, str]) -> None:
-    """Raises Unavailable where `reasons` (model_type: why) has the architecture in `folder`."""
-    kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
-    if kind in reasons:
-        raise Unavailable(f"{kind} does not run: {reasons[kind]}")

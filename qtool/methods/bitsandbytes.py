@@ -18,6 +18,7 @@ from qtool.methods import _architectures
 
 PACKAGES = ("torch", "transformers", "bitsandbytes", "accelerate")
 TITLE = "bitsandbytes"
+refuse = _architectures.refuse
 
 # LLM.int8 warns at every call of every layer that it casts activations to half precision.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -50,7 +51,7 @@ def build(job: BuildJob) -> Any:
     import torch
     from transformers import BitsAndBytesConfig
 
-    _architectures.check(job)
+    _architectures.check(job, refuse)
     options = Options(**job.recipe.quantize)
     dtype = getattr(torch, job.recipe.dtype)
     kind: dict[str, Any] = {"load_in_8bit": True}

@@ -26,9 +26,6 @@ READS = ("checkpoint", "onnx")
 MAX_FILE_BYTES = 2**31 - 1
 """A protobuf message, and so an ONNX file with its weights inside, ends here."""
 
-UNSUPPORTED: dict[str, str] = {}
-"""model_type: why the exporter cannot do it, checked with the pinned versions."""
-
 # Since 1.29 the Linux wheels send usage data unless this is set before the first import
 # (https://github.com/microsoft/onnxruntime/pull/27379).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -86,7 +83,6 @@ def build(job: BuildJob) -> Path:
     if _exported.holds(job.model_dir, "model.onnx"):
         _take(job.model_dir, job.out, one_file=options.scheme != "none")
     else:
-        _exported.refuse_architecture(job.model_dir, UNSUPPORTED)
         _trace(job.model_dir, job.out)
     ranges = {"per_channel": options.per_channel, "reduce_range": options.reduce_range}
     if options.scheme == "dynamic":
@@ -101,22 +97,16 @@ def build(job: BuildJob) -> Path:
 def _take(source: Path, out: Path, *, one_file: bool) -> None:
     """Copy an exported model into `out`, weights that lie beside it too; `one_file` takes those inside."""
     import onnx
-    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
     from qtool.runtimes import onnxruntime
 
-    _check_size(onnxruntime.describe_source(source)["weight_bytes"] if one_file else 0)
+    facts = onnxruntime.describe_source(source)
+    _check_size(facts["weight_bytes"] if one_file else 0)
     shutil.copyfile(source / "config.json", out / "config.json")
     if one_file:
         onnx.save(onnx.load(source / "model.onnx"), out / "model.onnx")
         return
-    tensors = onnx.load(source / "model.onnx", load_external_data=False).graph.initializer
-    beside = {ExternalDataInfo(tensor).location for tensor in tensors if uses_external_data(tensor)}
-    for name in sorted({"model.onnx", *beside}):
-        if Path(name).name != name:
-            raise QtoolError(
-                f"{source / 'model.onnx'} keeps weights in {name}. Export it again, into one folder."
-            )
+    for name in facts["files"]:
         shutil.copyfile(source / name, out / name)
 
 
@@ -194,10 +184,12 @@ def _merge_equal_weights(graph: Any) -> None:
 
     https://github.com/microsoft/onnxruntime/issues/10340
     """
+    from onnx import numpy_helper
+
     first: dict[Any, str] = {}
     same = {}
     for tensor in graph.initializer:
-        content = hashlib.sha256(tensor.raw_data).digest()
+        content = hashlib.sha256(numpy_helper.to_array(tensor).tobytes()).digest()
         same[tensor.name] = first.setdefault((tensor.data_type, tuple(tensor.dims), content), tensor.name)
     for node in graph.node:
         for index, name in enumerate(node.input):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from qtool import checkpoint
 from qtool.core import Batch, BuildJob, QtoolError, Recipe, Unavailable
-from qtool.methods import _exported, _tracing
+from qtool.methods import _architectures, _exported, _tracing
 
 PACKAGES = ("torch", "transformers", "openvino", "nncf")
 TITLE = "OpenVINO"
@@ -67,6 +67,14 @@ def check(recipe: Recipe) -> None:
     _exported.refuse_idle(recipe, scheme, USED[scheme])
 
 
+def refuse(recipe: Recipe, model_type: str, threads: int) -> str | None:
+    """Why the engine cannot run the recipe on this architecture."""
+    bf16 = recipe.runtime_options.get("inference_precision") == "bf16"
+    if bf16 and threads == 1 and model_type in BF16_ON_ONE_THREAD:
+        return f"{model_type} does not run, {BF16_ON_ONE_THREAD[model_type]}: use --threads 2"
+    return None
+
+
 def NEEDS_CALIBRATION(recipe: Recipe) -> bool:
     """Whether the recipe's scheme looks at texts."""
     return Options(**recipe.quantize).scheme == "static"
@@ -84,8 +92,7 @@ def build(job: BuildJob) -> Any:
     options = Options(**job.recipe.quantize)
     if options.scheme == "static" and not job.calibration:
         raise Unavailable("static quantisation needs calibration rows, found none: give --calibration PATH")
-    if job.threads == 1 and job.recipe.runtime_options.get("inference_precision") == "bf16":
-        _exported.refuse_architecture(job.model_dir, BF16_ON_ONE_THREAD)
+    _architectures.check(job, refuse)
     path = job.out / "openvino_model.xml"
     if _exported.holds(job.model_dir, path.name):
         model = _take(job.model_dir, job.out)

@@ -13,14 +13,14 @@ from pydantic import BaseModel, ConfigDict
 
 from qtool import checkpoint
 from qtool.core import Batch, BuildJob, QtoolError, Recipe, Unavailable
-from qtool.methods import _exported
+from qtool.methods import _architectures
 
 TITLE = "Optimum"
 PACKAGES = ("optimum.intel", "torch", "transformers", "openvino", "nncf")
 RUNTIME = "optimum"
 
 KEPT_IN_FLOAT = {
-    "deberta": "Optimum's quantiser leaves its position projections, about a seventh of the linear weights,"
+    "deberta": "Optimum leaves its position projections, about a seventh of the linear weights,"
     " in float32: use an openvino recipe"
 }
 """model_type: what a static scheme leaves undone, checked with the pinned versions."""
@@ -42,6 +42,13 @@ def check(recipe: Recipe) -> None:
         raise QtoolError(f"recipe '{recipe.name}': optimum needs dtype float32, found {recipe.dtype}.")
 
 
+def refuse(recipe: Recipe, model_type: str, threads: int) -> str | None:
+    """Why Optimum's quantiser is not used on this architecture."""
+    if Options(**recipe.quantize).scheme == "static" and model_type in KEPT_IN_FLOAT:
+        return f"{model_type} would not be INT8, {KEPT_IN_FLOAT[model_type]}"
+    return None
+
+
 def NEEDS_CALIBRATION(recipe: Recipe) -> bool:
     """Whether the recipe's scheme looks at texts."""
     return Options(**recipe.quantize).scheme == "static"
@@ -59,8 +66,7 @@ def build(job: BuildJob) -> Any:
         raise Unavailable("Optimum's class for classifiers does not pool embeddings: use an openvino recipe")
     if options.scheme == "static" and not job.calibration:
         raise Unavailable("static quantisation needs calibration rows, found none: give --calibration PATH")
-    if options.scheme == "static":
-        _exported.refuse_architecture(job.model_dir, KEPT_IN_FLOAT)
+    _architectures.check(job, refuse)
     from qtool.runtimes import optimum
 
     # Left alone, models above 1e9 parameters would get int8 weights.

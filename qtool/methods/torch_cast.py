@@ -15,6 +15,7 @@ from qtool.methods import _architectures
 
 PACKAGES = ("torch", "transformers")
 TITLE = "PyTorch, floating point"
+refuse = _architectures.refuse
 
 
 class Options(BaseModel):
@@ -27,7 +28,7 @@ def build(job: BuildJob) -> Any:
     """Load, cast, save as safetensors; returns the cast module. Raises Unavailable, see `_architectures`."""
     import torch
 
-    _architectures.check(job)
+    _architectures.check(job, refuse)
     model = checkpoint.load(job.model_dir, dtype=getattr(torch, job.recipe.dtype))
     model.save_pretrained(job.out)
     return model

@@ -17,6 +17,7 @@ from qtool.methods import _architectures
 
 PACKAGES = ("torch", "transformers", "torchao", "accelerate")
 TITLE = "torchao"
+refuse = _architectures.refuse
 
 
 class Options(BaseModel):
@@ -48,7 +49,7 @@ def build(job: BuildJob) -> Any:
     import torch
     from transformers import TorchAoConfig
 
-    _architectures.check(job)
+    _architectures.check(job, refuse)
     model = checkpoint.load(
         job.model_dir,
         dtype=getattr(torch, job.recipe.dtype),

@@ -124,7 +124,7 @@ def describe_engine(model: Path, level: str, provider: str) -> dict[str, str]:
 
 
 def describe_source(folder: Path) -> dict[str, Any]:
-    """Of a folder with a float32 `model.onnx`: parameters, weight_bytes, inputs (names) and classes.
+    """Of a folder with a float32 `model.onnx`: parameters, weight_bytes, inputs (names), classes and its files.
 
     It is opened and answers one text of two tokens. Raises QtoolError where it is damaged, quantised or no
     classifier of token ids.
@@ -132,6 +132,7 @@ def describe_source(folder: Path) -> dict[str, Any]:
     import numpy as np
     import onnx
     import onnxruntime as ort
+    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
     path = folder / "model.onnx"
     try:
@@ -149,12 +150,23 @@ def describe_source(folder: Path) -> dict[str, Any]:
         )
         for value in session.get_inputs()
     }
+    tensors = model.graph.initializer
+    beside = {ExternalDataInfo(tensor).location for tensor in tensors if uses_external_data(tensor)}
+    files = sorted({path.name, *beside})
+    if outside := [name for name in files if Path(name).name != name]:
+        raise QtoolError(f"{path} keeps weights in {outside[0]}. Export it again, into one folder.")
     found = describe(model)
     _graph.check_source(path, found, inputs, [value.name for value in session.get_outputs()])
     (logits,) = session.run(["logits"], {name: np.ones((1, 2), np.int64) for name in inputs})
     size = found.weight_bytes_by_dtype["float32"]
     classes = np.asarray(logits).shape[1]
-    return {"parameters": size // 4, "weight_bytes": size, "inputs": list(inputs), "classes": classes}
+    return {
+        "parameters": size // 4,
+        "weight_bytes": size,
+        "inputs": list(inputs),
+        "classes": classes,
+        "files": files,
+    }
 
 
 INTEGER_OPS = {

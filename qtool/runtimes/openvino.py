@@ -96,7 +96,7 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
 
 
 def describe_source(folder: Path) -> dict[str, Any]:
-    """Of a folder with a float32 `openvino_model.xml`: parameters, weight_bytes, inputs (names) and classes.
+    """Of a folder with a float32 `openvino_model.xml`: parameters, weight_bytes, inputs (names), classes and its files.
 
     It is compiled and answers one text of two tokens. Raises QtoolError where it is damaged, quantised or no
     classifier of token ids.
@@ -121,7 +121,13 @@ def describe_source(folder: Path) -> dict[str, Any]:
     _graph.check_source(path, found, inputs, [name for port in model.outputs for name in port.get_names()])
     classes = compiled({name: np.ones((1, 2), np.int64) for name in inputs})["logits"].shape[1]
     size = found.weight_bytes_by_dtype["float32"]
-    return {"parameters": size // 4, "weight_bytes": size, "inputs": list(inputs), "classes": classes}
+    return {
+        "parameters": size // 4,
+        "weight_bytes": size,
+        "inputs": list(inputs),
+        "classes": classes,
+        "files": [path.name, "openvino_model.bin"],
+    }
 
 
 DTYPES = {

@@ -51,7 +51,6 @@ def read(
     text_pair: Names | None,
     label: Names | None,
     *,
-    quoted: bool = False,
     headerless: tuple[str, ...] = (),
     parse: Callable[[Any], Any] | None = None,
     empty_texts: bool = False,
@@ -59,7 +58,7 @@ def read(
 ) -> Table:
     """Read the named columns of a table; its kind goes by its ending. Other columns do not matter.
 
-    TSV has no quoting (a lone quotation mark is text, as in GLUE's files) unless `quoted`; CSV follows RFC 4180.
+    TSV has no quoting (a lone quotation mark is text, as in GLUE's files); CSV follows RFC 4180.
     `headerless` names the columns of a TSV whose first row holds none of the wanted names. `parse` turns a label
     into its value and raises ValueError with what it expected. `leave_out_broken` drops rows with too few or too
     many fields, with a note, instead of refusing them.
@@ -76,7 +75,7 @@ def read(
     elif path.suffix == ".jsonl":
         columns, rows = _json_lines(path)
     else:
-        lines = _quoted(path) if quoted or path.suffix == ".csv" else _tab_separated(path)
+        lines = _quoted(path) if path.suffix == ".csv" else _tab_separated(path)
         wanted = {name for names in (text, text_pair, label) for name in _names(names)}
         columns, rows = _under_header(path, lines, headerless, wanted)
     columns_of = [
@@ -133,7 +132,7 @@ def _find(path: Path, columns: Sequence[str], names: Names) -> str:
 
 def _is_unicode(text: str) -> bool:
     """Whether `text` has no half of a surrogate pair, which JSON can spell and no tokenizer takes."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _label(path: Path, line: int, column: str, value: Any, parse: Callable[[Any], Any] | None) -> Any:
@@ -176,7 +175,7 @@ Lines = Iterator[tuple[int, list[str]]]
 def _quoted(path: Path) -> Lines:
     csv.field_size_limit(2**31 - 1)
     text = io.StringIO(_text_of(path), newline="")
-    reader = csv.reader(text, delimiter="," if path.suffix == ".csv" else "\t", strict=True)
+    reader = csv.reader(text, strict=True)
     try:
         for fields in reader:
             if fields:
