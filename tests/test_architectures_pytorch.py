@@ -149,7 +149,7 @@ def check_recipe_on(name: str, model_type: str, models: Any, tmp_path: Path) -> 
         except Unavailable as reason:
             pytest.skip(str(reason))
     want, found = logits_of(built, batches), logits_of(again, batches)
-    exact = reload.CHANGED_KERNEL_TOLERANCE if recipe.compile else reload.EXACT_TOLERANCE
+    exact = reload.CHANGED_KERNEL_TOLERANCE[recipe.dtype] if recipe.compile else reload.EXACT_TOLERANCE
     np.testing.assert_allclose(found, want, atol=exact * max(1.0, float(np.abs(want).max())), rtol=0)
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
     assert error <= tolerance(name), f"relative logit error {error:.4f}"
