@@ -31,6 +31,8 @@ class Sweep:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "qtool.cli", *arguments, "--out", str(out), *flags],
                 stdout=log, stderr=log, env=env,
+                # a shell starts its background jobs with SIGINT ignored, and a test run may be one
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )  # fmt: skip
 
     def text(self) -> str:
