@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
+from train_demo import BATCH, batches
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from qtool import demo, metrics, tasks
@@ -28,7 +29,6 @@ from qtool.tasks._table import Table
 REPO = Path(__file__).resolve().parents[1]
 EPOCHS = {"mrpc": 3, "cola": 3, "rte": 3}
 LEARNING_RATE = 1e-4
-BATCH = 32
 TRAINING_TOKENS = 128
 
 
@@ -130,18 +130,6 @@ def pad(tokenizer: Any, encoded: dict[str, list[list[int]]], batch: list[int]) -
     """The inputs of these rows padded to the longest, (rows, tokens) each."""
     chosen = {name: [values[row] for row in batch] for name, values in encoded.items()}
     return tokenizer.pad(chosen, return_tensors="pt")
-
-
-def batches(lengths: list[int], draw: random.Random) -> list[list[int]]:
-    """One epoch's row numbers, shuffled; a batch holds rows of like length to save padding."""
-    order = list(range(len(lengths)))
-    draw.shuffle(order)
-    made = []
-    for start in range(0, len(order), BATCH * 32):
-        pool = sorted(order[start : start + BATCH * 32], key=lambda row: lengths[row])
-        made += [pool[row : row + BATCH] for row in range(0, len(pool), BATCH)]
-    draw.shuffle(made)
-    return made
 
 
 if __name__ == "__main__":

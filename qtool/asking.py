@@ -16,16 +16,18 @@ from qtool.plan import Options
 PROBE_TIMEOUT_S = 1800.0
 
 
+def folder_name(model: str) -> str:
+    """The last part of MODEL, in letters that every file system takes."""
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(model).name or model)
+
+
 def check_out(options: Options) -> Path:
     """The run folder; nothing is made yet. Raises QtoolError when it cannot be used."""
     if options.out is None:
         if options.resume:
             raise QtoolError("--resume needs --out DIR, the folder of the run to go on with.")
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        name = "".join(
-            c if c.isalnum() or c in "-._" else "-" for c in Path(options.model).name or options.model
-        )
-        options.out = Path("reports") / f"{name}-{options.task or 'no-task'}-{stamp}"
+        options.out = Path("reports") / f"{folder_name(options.model)}-{options.task or 'no-task'}-{stamp}"
     out = options.out
     if not str(out).strip("."):
         raise QtoolError(f"--out '{out}' names no folder of its own. Give a new one, such as reports/first.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from qtool import host, models, plugins
 from qtool.core import QtoolError, content_hash, file_hash
+from qtool.methods import _exported
 
 FILES = {"onnx": "model.onnx", "openvino": "openvino_model.xml"}
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
@@ -13,9 +14,7 @@ RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 def kind(folder: Path) -> str | None:
     """Which exported graph MODEL is, a key of `FILES`; None where it has weights for PyTorch, or neither."""
-    if any(folder.glob("*.safetensors")):
-        return None
-    return next((kind for kind, name in FILES.items() if (folder / name).is_file()), None)
+    return next((kind for kind, name in FILES.items() if _exported.holds(folder, name)), None)
 
 
 def check(folder: Path, revision: str | None, kind: str) -> models.Model:

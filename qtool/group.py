@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from qtool import summary, sweep, tasks
+from qtool import asking, summary, sweep, tasks
 from qtool.aliases import ALIASES
 from qtool.core import SCORES, QtoolError, did_you_mean
 from qtool.plan import Options, describe
@@ -94,8 +94,7 @@ def _folders(entries: Sequence[tuple[str, str]]) -> list[str]:
     """One folder's name an entry, `TASK-MODEL`, numbered where two would be the same."""
     names: list[str] = []
     for model, task in entries:
-        last = Path(model).name or model
-        name = f"{task}-{''.join(c if c.isalnum() or c in '-._' else '-' for c in last)}"
+        name = f"{task}-{asking.folder_name(model)}"
         again = sum(other == name or other.startswith(f"{name}~") for other in names)
         names.append(f"{name}~{again + 1}" if again else name)
     return names

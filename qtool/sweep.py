@@ -48,10 +48,10 @@ def run(options: Options) -> int:
 
 def check(options: Options) -> Plan:
     """Settle everything the user can get wrong. Raises QtoolError; writes nothing into the run folder."""
-    asking.check_out(options)
+    out = asking.check_out(options)
     chosen = {recipe.name: recipe for recipe in recipes.select(options.patterns)}
     _check_baseline(chosen[BASELINE], options)
-    Say()(f"checking model, task and data of '{options.model}'")
+    tell(f"checking model, task and data of '{options.model}'", sys.stderr)
     probed, data_dir = asking.probe(options, chosen)
     baseline = BASELINES[probed["model"]["source"]]
     if baseline != BASELINE:
@@ -59,7 +59,7 @@ def check(options: Options) -> Plan:
         _check_baseline(chosen[baseline], options)
     plan = make_plan(options, chosen, probed, data_dir)
     if options.resume:
-        check_resume(asking.check_out(options), plan)
+        check_resume(out, plan)
     return plan
 
 

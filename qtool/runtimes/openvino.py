@@ -46,6 +46,27 @@ def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
     return ov.Core().read_model(artifact / "openvino_model.xml")
 
 
+def settings(options: Options, threads: int) -> dict[str, Any]:
+    """Properties of a compilation for latency: one stream, `threads` threads, nothing left to the engine."""
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": options.inference_precision,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": options.dynamic_quantization_group_size,
+    }
+
+
+def check_precision(compiled: Any, options: Options) -> None:
+    """Raises Unavailable where the engine answers with another precision than asked for."""
+    precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+    if precision != options.inference_precision:
+        raise Unavailable(
+            f"this CPU computes in {precision} where {options.inference_precision} was asked for:"
+            f" set inference_precision: {precision} in the recipe's runtime_options"
+        )
+
+
 def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
     """Compile for the CPU: latency hint, one stream, `threads` threads.
 
@@ -60,20 +81,9 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
     compiled = ov.Core().compile_model(
         model,
         "CPU",
-        {
-            "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": 1,
-            "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": options.inference_precision,
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": options.dynamic_quantization_group_size,
-        },
+        settings(options, threads),
     )
-    precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-    if precision != options.inference_precision:
-        raise Unavailable(
-            f"this CPU computes in {precision} where {options.inference_precision} was asked for:"
-            f" set inference_precision: {precision} in the recipe's runtime_options"
-        )
+    check_precision(compiled, options)
     request = compiled.create_infer_request()
     names = [port.get_any_name() for port in compiled.inputs]
     output = [port.get_any_name() for port in compiled.outputs].index("logits")

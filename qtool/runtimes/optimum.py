@@ -9,25 +9,16 @@ from __future__ import annotations
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, cast
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, cast
 
 from qtool.core import Audit, Batch, Loaded, QtoolError, Recipe, Unavailable
 from qtool.runtimes import _graph
+from qtool.runtimes.openvino import Options, check_precision, describe, describe_engine, settings
 
 PACKAGES = ("optimum.intel", "openvino")
 
 # openvino reports its use to a server at import, and uses a stub of its own without this package.
 sys.modules.setdefault("openvino_telemetry", cast(Any, None))
-
-
-class Options(BaseModel):
-    """As runtime `openvino`: Optimum names no precision by itself, so the CPU would decide."""
-
-    model_config = ConfigDict(extra="forbid")
-    inference_precision: Literal["f32", "bf16", "f16"] = "f32"
-    dynamic_quantization_group_size: int = Field(32, ge=0)
 
 
 def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
@@ -58,27 +49,14 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
     """
     import numpy as np
 
-    from qtool.runtimes.openvino import describe, describe_engine
-
     if device != "cpu":
         raise Unavailable(f"the optimum runtime runs on a CPU, asked for {device}: use --device cpu")
     options = Options(**recipe.runtime_options)
-    model.ov_config |= {
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": 1,
-        "INFERENCE_NUM_THREADS": threads,
-        "INFERENCE_PRECISION_HINT": options.inference_precision,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": options.dynamic_quantization_group_size,
-    }
+    model.ov_config |= settings(options, threads)
     model.clear_requests()
     model.compile()
     compiled = model.request
-    precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-    if precision != options.inference_precision:
-        raise Unavailable(
-            f"this CPU computes in {precision} where {options.inference_precision} was asked for:"
-            f" set inference_precision: {precision} in the recipe's runtime_options"
-        )
+    check_precision(compiled, options)
     names = [port.get_any_name() for port in compiled.inputs]
 
     def predict(batch: Batch) -> Any:
