@@ -36,7 +36,7 @@ def advice(
         why = near if ok else "no recipe finished"
         cause = f"; {baseline} {failed['status']}: {failed['cause']}" if failed else ""
         return f"Nothing can be recommended: {why}{cause}."
-    row, base = ok[choice.recipe], ok.get(baseline)
+    row, base = ok[choice.name], ok.get(baseline)
     sentences = [_lead(row, base, ok, qualified, metric, examples, baseline)]
     if metric and row is not base:
         sentences.append(_cost(row, base, metric, examples))
@@ -55,7 +55,18 @@ def advice(
         sentences.append(
             "Provisional: one round has no interval, so speed and memory are compared as they came."
         )
-    contended = [name for name in (choice.recipe, baseline) if name in ok and ok[name]["contended"]]
+    unstable = [
+        f"{name} by {100 * spread['ratio']:.0f} %"
+        for name in dict.fromkeys((choice.name, baseline))
+        if name in ok and (spread := ok[name].get("round_spread")) and spread["unstable"]
+    ]
+    if unstable:
+        asked = ok[choice.name]["round_spread"]["asked"]
+        sentences.append(
+            f"Unstable: from process to process the p50 differs, {' and '.join(unstable)} (asked: {100 * asked:g} %);"
+            " leave the machine to the sweep, or add --rounds auto."
+        )
+    contended = [name for name in (choice.name, baseline) if name in ok and ok[name]["contended"]]
     if contended:
         named = " and ".join(dict.fromkeys(contended))
         sentences.append(f"Other work used the CPUs while {named} ran: sweep again on an idle machine.")
@@ -151,9 +162,10 @@ def _sizes(row: Row, base: Row | None) -> str:
 
 def _tied(choice: Choice) -> str:
     why = {
-        "peak": "for its smaller peak memory",
-        "disk": "for its smaller size on disk, as peak memory does not tell them apart either",
+        "peak_rss_bytes": "for its smaller peak memory",
+        "peak_vram_bytes": "for its smaller peak memory",
+        "disk_bytes": "for its smaller size on disk, as peak memory does not tell them apart either",
         "frontier": "because it alone of them is on the frontier",
-        "p50": "by its p50 alone, as memory and disk do not tell them apart either",
+        "latency_p50_s": "by its p50 alone, as memory and disk do not tell them apart either",
     }[choice.decided_by]
     return f"In p50 it cannot be told apart from {', '.join(choice.tied)}; it was taken {why}."

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool import artifacts, isolate
-from qtool.core import QtoolError, Recipe, cache_dir, content_hash
+from qtool.core import QtoolError, Recipe, cache_dir, content_hash, file_hash
 from qtool.plan import Options
 
 PROBE_TIMEOUT_S = 1800.0
@@ -88,8 +88,9 @@ def probe(options: Options, chosen: dict[str, Recipe]) -> tuple[dict[str, Any], 
             shutil.copyfile(log, kept)
             raise QtoolError(f"checking the model and the data failed: {outcome.error}. See {kept}.")
         values = outcome.values
-        key = content_hash([values["model"]["content"], values["task"], values["data"]])[:16]
-        data_dir = cache / key
+        # by content: whatever else decides what was prepared, no run can find another's under its name
+        made = sorted((scratch / "data").iterdir())
+        data_dir = cache / content_hash([[path.name, file_hash(path)] for path in made])[:16]
         if not (data_dir / "meta.json").is_file():
             shutil.rmtree(data_dir, ignore_errors=True)
             artifacts.place(scratch / "data", data_dir)

@@ -6,95 +6,19 @@ Derives everything from the host and from the recipes it is given: it knows no r
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from qtool import contention, host, memory
+from qtool import contention, host, isolate, memory
 from qtool.core import Recipe
 from qtool.recipes import EXTRAS
+from qtool.traits import TRAITS, Trait, formats
+from qtool.units import significant
 
 FP8_CAPABILITY = 8.9
 """The first compute capability with FP8 tensor cores, by torchao's own assert for dynamic FP8."""
-
-
-@dataclass(frozen=True)
-class Trait:
-    """Something a CPU can or cannot do in hardware, and the recipes (by number format) that it decides about.
-
-    `flags` by `host.family()`: any of them is enough; none at all means that no CPU of the family has it.
-    """
-
-    name: str
-    formats: frozenset[str]
-    flags: dict[str, tuple[str, ...]]
-    yes: str
-    no: str
-
-
-TRAITS = (
-    Trait(
-        "wide vectors",
-        frozenset({"float32"}),
-        {"x86": ("avx512f", "avx2"), "arm": ("asimd",)},
-        "fp32 arithmetic is vectorised",
-        "the engines fall back to slow kernels or refuse to start",
-    ),
-    Trait(
-        "INT8 dot products",
-        frozenset({"int8"}),
-        {"x86": ("amx_int8", "avx512_vnni", "avx_vnni"), "arm": ("i8mm", "asimddp")},
-        "INT8 recipes run on dot-product instructions; weight-only ones still compute in their base type",
-        "without VNNI, INT8 may be slower than fp32 and its sums may saturate (onnxruntime#6004): "
-        "check the score as well as the speed",
-    ),
-    Trait(
-        "BF16 arithmetic",
-        frozenset({"bfloat16"}),
-        {"x86": ("amx_bf16", "avx512_bf16"), "arm": ("bf16",)},
-        "bf16 runs natively",
-        "bf16 is emulated: it halves the size and saves little or no time",
-    ),
-    Trait(
-        "FP16 arithmetic",
-        frozenset({"float16"}),
-        {"x86": ("amx_fp16", "avx512_fp16"), "arm": ("asimdhp",)},
-        "fp16 has instructions; whether PyTorch uses them is its own decision, so measure",
-        "fp16 on this CPU is slower than fp32: use it on a GPU",
-    ),
-    Trait(
-        "FP8 arithmetic",
-        frozenset({"float8"}),
-        {},
-        "",
-        "fp8 weights are widened at every call: they save size, not time",
-    ),
-    Trait(
-        "4-bit arithmetic",
-        frozenset({"4-bit"}),
-        {},
-        "",
-        "4-bit weights are unpacked at every call: smallest, and faster only where memory is the limit",
-    ),
-)
-
-# Spellings in recipes and audits: torch, torchao, bitsandbytes, OpenVINO, NNCF.
-SPELLINGS = {
-    "int8": ("int8", "uint8", "qint8", "quint8", "i8", "u8"),
-    "float8": ("float8", "fp8", "f8e4m3"),
-    "4-bit": ("int4", "i4", "u4", "nf4", "fp4", "4bit"),
-    "bfloat16": ("bfloat16", "bf16"),
-    "float16": ("float16", "fp16", "f16"),
-    "float32": ("float32", "fp32", "f32"),
-}
-
-
-def formats(recipe: Recipe) -> frozenset[str]:
-    """Number formats a recipe stores or computes in, from its dtype, options and expected audit."""
-    words = [recipe.dtype, *_strings(recipe.quantize), *_strings(recipe.runtime_options)]
-    words += [*recipe.expect.weight_share, *recipe.expect.linear_share, *recipe.expect.engine.values()]
-    parts = {part for word in words for part in word.lower().replace("-", "_").split("_")}
-    return frozenset(name for name, spellings in SPELLINGS.items() if parts & set(spellings))
 
 
 def facts(recipes: Sequence[Recipe] = (), hub_timeout_s: float = 3.0) -> dict[str, Any]:
@@ -123,8 +47,8 @@ def facts(recipes: Sequence[Recipe] = (), hub_timeout_s: float = 3.0) -> dict[st
     }
 
 
-def report(recipes: Sequence[Recipe] = (), hub_timeout_s: float = 3.0) -> str:
-    """The facts as lines for a terminal or a log, never cut to a width."""
+def report(recipes: Sequence[Recipe] = (), hub_timeout_s: float = 3.0, measure: bool = False) -> str:
+    """The facts as lines for a terminal or a log, never cut to a width; with `measure` the ceilings too."""
     found = facts(recipes, hub_timeout_s)
     cpu = found["cpu"]
     logical = f"{cpu['physical_cores']} physical cores ({cpu['logical_cpus']} logical)"
@@ -139,6 +63,8 @@ def report(recipes: Sequence[Recipe] = (), hub_timeout_s: float = 3.0) -> str:
     if not found["gpus"]:
         lines.append("GPU       none: no NVIDIA driver answers, recipes for cuda are skipped")
     lines.append(f"hub       {found['hub']['sentence']}")
+    if measure:
+        lines += _ceilings(host.physical_cores())
     lines.append("versions  " + "  ".join(f"{name} {version}" for name, version in found["versions"].items()))
     for gap in found["missing"]:
         lines.append(f"missing   {', '.join(gap['packages'])}: {gap['install']}")
@@ -164,6 +90,25 @@ def _meaning(trait: Trait, family: str, flags: frozenset[str], recipes: Sequence
         "recipes": concerned,
         "sentence": trait.yes if present else trait.no,
     }
+
+
+def _ceilings(threads: int) -> list[str]:
+    """What this machine does at most, taken now in a child, in two lines and what follows from them."""
+    with tempfile.TemporaryDirectory(prefix="qtool-") as scratch:
+        log = Path(scratch) / "ceilings.log"
+        outcome = isolate.run("ceilings", {"threads": threads}, log=log, timeout_s=120.0, threads=threads)
+    if outcome.status != "ok":
+        return [f"copy      not measured: {outcome.error}", "fp32      not measured, for the same reason"]
+    copy, product = outcome.values["copy_bytes_per_s"], outcome.values["fp32_flop_per_s"]
+    on = f"on {threads} thread{'s' if threads > 1 else ''}"
+    array = outcome.values["copy_array_bytes"] / 1e6
+    balance = significant(product / copy)
+    return [
+        f"copy      {significant(copy / 1e9)} GB/s {on}, read and written, arrays of {array:,.0f} MB",
+        f"fp32      {significant(product / 1e9)} GFLOP/s {on}, a product of two matrices",
+        f"balance   {balance} FLOP a byte: work that does fewer on each byte it fetches from memory waits for"
+        " memory, work that does more waits for arithmetic",
+    ]
 
 
 def _missing(extras: dict[str, str]) -> list[dict[str, Any]]:
@@ -208,16 +153,3 @@ def _warnings(versions: dict[str, str], gpus: list[dict[str, Any]]) -> list[str]
     if policies:
         found.append(f"set in the environment, and part of every number: {', '.join(policies)}")
     return found
-
-
-def _strings(value: Any) -> Iterable[str]:
-    """Every string inside a recipe's options, at any depth; keys too, because `nf4: true` says it by key."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield str(key)
-            yield from _strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner)
-    elif isinstance(value, str):
-        yield value

@@ -15,6 +15,12 @@ from typing import Literal
 from qtool.stats import Interval, t_ratio
 
 Evidence = Literal["better", "worse", "tie", "unresolved"]
+OPPOSITE: dict[Evidence, Evidence] = {
+    "better": "worse",
+    "worse": "better",
+    "tie": "tie",
+    "unresolved": "unresolved",
+}
 Pairs = Mapping[tuple[str, str], Mapping[str, Evidence]]
 """Evidence for the first recipe against the second, by objective."""
 
@@ -28,14 +34,16 @@ TIE_RATIO = 1.10
 call the same. A wider interval has shown neither a difference nor a likeness, and blocks dominance."""
 
 
+Numbers = Mapping[int, float] | float | None
+"""A value by round, or an exact one, or nothing; lower is better, so what is not is negated or inverted."""
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """One recipe at one device and batch size: p50 and peak memory by round, and bytes on disk."""
+    """A name and its numbers by objective."""
 
-    recipe: str
-    p50_s: Mapping[int, float]
-    peak_bytes: Mapping[int, float]
-    disk_bytes: float | None
+    name: str
+    values: Mapping[str, Numbers]
 
 
 def by_rounds(mine: Mapping[int, float], other: Mapping[int, float]) -> Evidence:
@@ -80,28 +88,36 @@ def by_score(delta: Interval | None, margin: float = MARGIN) -> Evidence:
 
 
 def compare(
-    candidates: Sequence[Candidate], deltas: Mapping[tuple[str, str], Interval | None] | None
+    candidates: Sequence[Candidate],
+    deltas: Mapping[tuple[str, str], Interval | None] | None,
+    margin: float = MARGIN,
 ) -> dict[tuple[str, str], dict[str, Evidence]]:
     """Evidence for every ordered pair; `deltas[a, b]` is a's score minus b's, None where nothing was scored.
 
     Objectives that no candidate has a number for are left out, so that they block nobody.
     """
-    has_peak = any(candidate.peak_bytes for candidate in candidates)
-    has_disk = any(candidate.disk_bytes is not None for candidate in candidates)
+    names = dict.fromkeys(name for candidate in candidates for name in candidate.values)
+    known = [name for name in names if any(c.values.get(name) not in (None, {}) for c in candidates)]
     pairs: dict[tuple[str, str], dict[str, Evidence]] = {}
-    for a in candidates:
-        for b in candidates:
-            if a is b:
-                continue
-            evidence: dict[str, Evidence] = {"p50": by_rounds(a.p50_s, b.p50_s)}
-            if has_peak:
-                evidence["peak"] = by_rounds(a.peak_bytes, b.peak_bytes)
-            if has_disk:
-                evidence["disk"] = by_value(a.disk_bytes, b.disk_bytes)
+    for number, a in enumerate(candidates):
+        for b in candidates[number + 1 :]:
+            evidence: dict[str, Evidence] = {
+                name: by_numbers(a.values.get(name), b.values.get(name)) for name in known
+            }
             if deltas is not None:
-                evidence["score"] = by_score(deltas[a.recipe, b.recipe])
-            pairs[a.recipe, b.recipe] = evidence
+                evidence["score"] = by_score(deltas[a.name, b.name], margin)
+            pairs[a.name, b.name] = evidence
+            pairs[b.name, a.name] = {name: OPPOSITE[found] for name, found in evidence.items()}
     return pairs
+
+
+def by_numbers(mine: Numbers, other: Numbers) -> Evidence:
+    """Lower is better: by rounds where both have them, else by value."""
+    if isinstance(mine, Mapping) and isinstance(other, Mapping):
+        return by_rounds(mine, other)
+    if isinstance(mine, Mapping) or isinstance(other, Mapping):
+        return "unresolved"
+    return by_value(mine, other)
 
 
 def dominates(evidence: Mapping[str, Evidence]) -> bool:
@@ -133,47 +149,60 @@ def _reachable(start: str, edges: Mapping[str, set[str]]) -> set[str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The recommended recipe, those it cannot be told apart from in p50, and what decided between them."""
+    """The recommended candidate, those it cannot be told apart from in what is preferred, and what decided.
 
-    recipe: str
+    `decided_by` is an objective, or "frontier" where it alone of the tied is on it.
+    """
+
+    name: str
     tied: tuple[str, ...]
-    decided_by: Literal["p50", "frontier", "peak", "disk"]
+    decided_by: str
 
 
-def choose(qualified: Sequence[Candidate], pairs: Pairs, frontier: Sequence[str]) -> Choice:
-    """The fastest by p50; among those it cannot be told apart from, the smaller peak memory, then disk.
+def choose(
+    qualified: Sequence[Candidate],
+    pairs: Pairs,
+    frontier: Sequence[str],
+    order: Sequence[str],
+    baseline: str | None = None,
+) -> Choice:
+    """The best in the first objective of `order`; among those it cannot be told apart from, in the next ones.
 
-    Of the tied, those on the frontier go first. Raises ValueError when nothing qualified.
+    Candidates shown to be better than `baseline` in the first objective go before those that are not: a low
+    median of noisy rounds is no gain yet. Of the tied, those on the frontier go first. Raises ValueError when
+    nothing qualified.
     """
     if not qualified:
         raise ValueError("nothing qualified")
-    fastest = min(qualified, key=lambda c: (_middle(c.p50_s), c.recipe))
-    tied = [c for c in qualified if c is fastest or _as_fast(c, fastest, pairs)]
+    first = order[0]
+    shown = [c for c in qualified if pairs.get((c.name, baseline or ""), {}).get(first) == "better"]
+    pool = shown or list(qualified)
+    best = min(pool, key=lambda c: (middle(c, first), c.name))
+    tied = [c for c in pool if c is best or _as_good(c, best, pairs, first)]
     if len(tied) == 1:
-        return Choice(fastest.recipe, (), "p50")
-    left = [c for c in tied if c.recipe in frontier] or tied
-    smallest = min(left, key=lambda c: _middle(c.peak_bytes))
-    small = [c for c in left if c is smallest or pairs[smallest.recipe, c.recipe].get("peak") != "better"]
-    least = min(small, key=lambda c: (_size(c.disk_bytes), _middle(c.p50_s), c.recipe))
-    others = tuple(c.recipe for c in tied if c is not least)
-    if len(left) == 1:
-        return Choice(least.recipe, others, "frontier")
-    if len(small) == 1:
-        return Choice(least.recipe, others, "peak")
-    same = [c for c in small if _size(c.disk_bytes) == _size(least.disk_bytes)]
-    return Choice(least.recipe, others, "disk" if len(same) == 1 else "p50")
+        return Choice(best.name, (), first)
+    left = [c for c in tied if c.name in frontier] or tied
+    decided_by = "frontier" if len(left) == 1 else ""
+    for objective in order[1:]:
+        least = min(left, key=lambda c: middle(c, objective))
+        left = [c for c in left if c is least or pairs[least.name, c.name].get(objective) != "better"]
+        if len(left) == 1:
+            decided_by = decided_by or objective
+    taken = min(left, key=lambda c: (middle(c, first), c.name))
+    others = tuple(c.name for c in tied if c is not taken)
+    return Choice(taken.name, others, decided_by or first)
 
 
-def _as_fast(other: Candidate, fastest: Candidate, pairs: Pairs) -> bool:
+def _as_good(other: Candidate, best: Candidate, pairs: Pairs, objective: str) -> bool:
     """Not told apart and near: a recipe twice as slow in noisy rounds is no tie to choose from."""
-    near = _middle(other.p50_s) < TIE_RATIO * _middle(fastest.p50_s)
-    return near and pairs[fastest.recipe, other.recipe]["p50"] in ("tie", "unresolved")
+    mine, its = middle(best, objective), middle(other, objective)
+    near = its <= mine + MARGIN if objective == "score" else its <= TIE_RATIO * mine
+    return near and pairs[best.name, other.name].get(objective) in ("tie", "unresolved")
 
 
-def _middle(rounds: Mapping[int, float]) -> float:
-    """Median over rounds; infinite where nothing was measured, so that it is never the smallest."""
-    return median(rounds.values()) if rounds else math.inf
-
-
-def _size(disk_bytes: float | None) -> float:
-    return math.inf if disk_bytes is None else disk_bytes
+def middle(candidate: Candidate, objective: str) -> float:
+    """Median over rounds, or the exact value; infinite where there is none, so that it is never the smallest."""
+    value = candidate.values.get(objective)
+    if isinstance(value, Mapping):
+        return median(value.values()) if value else math.inf
+    return math.inf if value is None else value

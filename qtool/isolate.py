@@ -30,6 +30,9 @@ QUIET_ENV = {
     "CUDA_MODULE_LOADING": "LAZY",
 }
 
+# OpenBLAS, which is numpy's, heeds its own variable before OpenMP's.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -57,7 +60,7 @@ def run(
     the child may run beside others: it ends when that pipe is closed, and its idle threads sleep.
     Raises KeyboardInterrupt when it was stopped.
     """
-    env = {**os.environ, **QUIET_ENV, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    env = {**os.environ, **QUIET_ENV, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
     if stop is not None:
         env.setdefault("OMP_WAIT_POLICY", "passive")  # it is not timed, and spinning starves its neighbour
     if offline:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qtool import contention, memory, plugins, prepare, reload, timing
+from qtool import ceilings, contention, memory, plugins, prepare, reload, timing
 from qtool.core import Batch, Loaded, Recipe
 
 CALLS = 130
@@ -70,6 +70,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
             name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
         },
         "calls_in_pass": len(batches),
+        "tokens_by_call": [int(batch["input_ids"].size) for batch in batches],
         **timing.clock_facts(),
     }
     for name in ("load_peak_rss_bytes", "peak_rss_bytes", "steady_rss_bytes"):
@@ -84,14 +85,17 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def harness(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same timing of a runtime that does nothing: what the harness adds to every sample."""
+    """The same timing of a runtime that does nothing, which is what the harness adds to every sample; then the
+    ceilings of this machine.
+    """
     rows, _ = prepare.load_ragged(Path(spec["data"]) / "inputs.npz")
     meta = json.loads((Path(spec["data"]) / "meta.json").read_text("utf-8"))
     batches = timed_batches(rows, meta, 1)
     loaded = plugins.load("runtimes", "null").wrap(None, Recipe(**spec["recipe"]), "cpu", 1)
     timing.warm_up(loaded.predict, batches)
     samples = timing.time_calls(loaded.predict, batches, min_time_s=0.2, min_calls=10_000, max_time_s=5.0)
-    return {"values": timing.clock_facts(), "samples": {"latency_s": samples[-10_000:]}}
+    values = {**timing.clock_facts(), "ceilings": ceilings.take(spec["threads"])}
+    return {"values": values, "samples": {"latency_s": samples[-10_000:]}}
 
 
 def timed_batches(rows: list[Batch], meta: dict[str, Any], size: int) -> list[Batch]:

@@ -1,4 +1,4 @@
-"""Scores of several recipes on the same examples: intervals, changes and flips from the stored predictions.
+"""Scores of several recipes on the same examples: intervals, changes, flips and shifts of their stored logits.
 
 Reads the `.npz` files of one device and aligns them by example; knows nothing of latency or wording. What
 cannot be compared is kept out with its reason, never guessed.
@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from qtool import stats
+from qtool import bootstrap, shift, stats
+from qtool.bootstrap import Bootstrap
+from qtool.claims import Estimate, Exact, Paired, holm
 from qtool.core import BASELINE
 from qtool.metrics import REGRESSION
 from qtool.stats import Interval
@@ -32,6 +34,7 @@ class PairedScores:
         self.metric = metric
         self.problems: dict[str, str] = {}
         self.predictions: dict[str, np.ndarray[Any, Any]] = {}
+        self.logits: dict[str, np.ndarray[Any, Any]] = {}
         self.labels = np.array([])
         self.classes: int | None = None
         ids = None
@@ -49,39 +52,58 @@ class PairedScores:
             elif not np.array_equal(ids, own_ids) or not np.array_equal(self.labels, labels):
                 self.problems[recipe] = "scored on other examples than the recipes it is compared with"
                 continue
+            self.logits[recipe] = logits
             self.predictions[recipe] = logits[:, 0] if self.classes is None else logits.argmax(axis=1)
         self._order = sorted(self.predictions)
-        self._draws = cache(self._resample)
+        self._bootstrap = cache(self._resample)
+        self.change = cache(self._change)
+        self.delta = cache(self._delta)
 
-    def _resample(self, metric: str) -> np.ndarray[Any, Any]:
+    def _resample(self, metric: str) -> Bootstrap:
         every = np.stack([self.predictions[recipe] for recipe in self._order])
-        return stats.resample(metric, self.labels, every, self.classes)
+        return Bootstrap(metric, self.labels, every, self.classes)
 
     def single(self, recipe: str, metric: str) -> Interval:
         """A recipe's score: Wilson for accuracy, bootstrap for the others."""
         own = self.predictions[recipe]
         if metric == "accuracy":
             return stats.wilson(int(np.sum(own == self.labels)), len(own))
-        value = stats.score(metric, self.labels, own)
         if self.too_few():
-            return Interval(value)
-        return stats.from_draws(value, self._draws(metric)[0, self._order.index(recipe)])
+            return Interval(bootstrap.score(metric, self.labels, own))
+        return self._bootstrap(metric).single(self._order.index(recipe)).interval()
 
-    def delta(self, recipe: str, reference: str) -> Interval:
-        """Primary score of `recipe` minus that of `reference`, paired by example."""
+    def _change(self, recipe: str, reference: str) -> Estimate | None:
+        """Primary score of `recipe` minus that of `reference`, paired by example; None for too few examples."""
         if recipe == reference:
-            return Interval(0.0, 0.0, 0.0)
+            return Exact(0.0)
         if self.metric == "accuracy":
-            gained, lost = self.flips(recipe, reference)
-            return stats.paired_difference(gained, lost, len(self.labels))
-        new, old = self._order.index(recipe), self._order.index(reference)
-        value = stats.score(self.metric, self.labels, self.predictions[recipe]) - stats.score(
-            self.metric, self.labels, self.predictions[reference]
-        )
+            new, old = self._right(recipe), self._right(reference)
+            both, neither = int(np.sum(new & old)), int(np.sum(~new & ~old))
+            return Paired(both, int(np.sum(new & ~old)), int(np.sum(old & ~new)), neither)
         if self.too_few():
-            return Interval(value)
-        draws = self._draws(self.metric)
-        return stats.from_draws(value, draws[1, new] - draws[0, old])
+            return None
+        return self._bootstrap(self.metric).change(self._order.index(recipe), self._order.index(reference))
+
+    def _delta(self, recipe: str, reference: str) -> Interval:
+        """The value and 95 % interval of `change`."""
+        change = self.change(recipe, reference)
+        if change is not None:
+            return change.interval()
+        new, old = (
+            bootstrap.score(self.metric, self.labels, self.predictions[r]) for r in (recipe, reference)
+        )
+        return Interval(new - old)
+
+    def not_worse(self, baseline: str, margin: float) -> dict[str, float]:
+        """Holm-adjusted p of the claim, for every other recipe, that its score is not worse by `margin` or more.
+
+        The recipes are one family: each claim is made beside all the others.
+        """
+        if baseline not in self.predictions:
+            return {}
+        changes = {recipe: self.change(recipe, baseline) for recipe in self._order if recipe != baseline}
+        p = [1.0 if change is None else change.p_above(-margin) for change in changes.values()]
+        return dict(zip(changes, holm(p), strict=True))
 
     def too_few(self) -> bool:
         """Whether resamples of a correlation say nothing: of two or three points nearly all are alike."""
@@ -89,8 +111,7 @@ class PairedScores:
 
     def flips(self, recipe: str, reference: str) -> tuple[int, int]:
         """Examples that only `recipe` got right, and that only `reference` did. Classifiers only."""
-        new = self.predictions[recipe] == self.labels
-        old = self.predictions[reference] == self.labels
+        new, old = self._right(recipe), self._right(reference)
         return int(np.sum(new & ~old)), int(np.sum(old & ~new))
 
     def agreement(self, recipe: str, reference: str) -> Interval:
@@ -99,6 +120,18 @@ class PairedScores:
             return Interval(1.0, 1.0, 1.0)
         same = self.predictions[recipe] == self.predictions[reference]
         return stats.wilson(int(np.sum(same)), len(same))
+
+    def shift(self, recipe: str, reference: str) -> dict[str, float]:
+        """How far the outputs moved, whatever became of the score; without probabilities for a regression."""
+        own, other = self.logits[recipe], self.logits[reference]
+        found = {"max_logit_difference": shift.max_logit_difference(other, own)}
+        if self.classes is not None:
+            found["mean_kl"] = shift.mean_kl(other, own)
+            found["calibration_error"] = shift.calibration_error(self.labels, own)
+        return found
+
+    def _right(self, recipe: str) -> np.ndarray[Any, Any]:
+        return self.predictions[recipe] == self.labels
 
 
 def _read(path: Path | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -32,6 +32,11 @@ class Options:
     batch_sizes: list[int]
     seq_len: int | None
     rounds: int
+    """At least so many; `auto_rounds` goes on until `speedup_within` or `time_budget_s`."""
+    auto_rounds: bool
+    speedup_within: float
+    time_budget_s: float
+    policy: Path | None
     limit: int | None
     split: str | None
     calibration: str | None
@@ -165,7 +170,7 @@ def run_record(plan: Plan) -> dict[str, Any]:
 
 def comparable(options: Options) -> dict[str, Any]:
     """The arguments that decide numbers: a resumed sweep must repeat them."""
-    left_out = ("out", "resume", "dry_run", "timeout_s")
+    left_out = ("out", "resume", "dry_run", "timeout_s", "time_budget_s", "policy")
     return {key: value for key, value in vars(options).items() if key not in left_out}
 
 
@@ -203,7 +208,8 @@ def describe(plan: Plan) -> str:
     lines = [
         f"model    {options.model}: {model['parameters'] / 1e6:.1f} M parameters, {model['weight_bytes'] / 1e6:.0f} MB",
         f"data     {data['source']}: {data['rows']} rows, {data['mean_tokens']:.0f} tokens on average",
-        f"run      {options.rounds} rounds, {options.threads} threads, into {options.out}",
+        f"run      {options.rounds}{' or more' if options.auto_rounds else ''} rounds, {options.threads} threads,"
+        f" into {options.out}",
     ]
     for trial in plan.trials:
         why = plan.skipped.get(trial.id)

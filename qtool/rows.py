@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -30,6 +31,7 @@ PER_ROUND = (
     "load_s",
     "first_call_s",
 )
+SHIFT = ("mean_kl", "max_logit_difference", "calibration_error")
 # The child's score and ours are one formula on the same float32 logits: only the order of sums may differ.
 SAME_SCORE = 1e-6
 
@@ -84,7 +86,30 @@ class Trial:
         return {r: line.values[name] for r, line in self.rounds.items() if line.values.get(name) is not None}
 
     def p50_s(self) -> dict[int, float]:
-        return {r: stats.percentile(samples, 0.5) for r, samples in self.samples("latency_s").items()}
+        return self.series("latency_p50_s") or {}
+
+    def series(self, name: str) -> dict[int, float] | None:
+        """A metric by round; None for one that rounds do not have, such as a size on disk."""
+        if name not in self._series:
+            self._series[name] = self._by_round(name)
+        return self._series[name]
+
+    @cached_property
+    def _series(self) -> dict[str, dict[int, float] | None]:
+        return {}
+
+    def _by_round(self, name: str) -> dict[int, float] | None:
+        if name == "latency_p50_s":
+            return {r: stats.percentile(x, 0.5) for r, x in self.samples("latency_s").items()}
+        if name in ("latency_p95_s", "throughput_per_s"):
+            timed = self.samples("latency_s").items()
+            if name == "latency_p95_s":
+                least = stats.least_samples(0.95)
+                return {r: stats.percentile(x, 0.95) for r, x in timed if len(x) >= least}
+            return {r: self.entry["batch_size"] * len(x) / sum(x) for r, x in timed}
+        if name == "end_to_end_p50_s":
+            return {r: stats.percentile(x, 0.5) for r, x in self.samples("end_to_end_s").items()}
+        return self.values(name) if name in PER_ROUND else None
 
 
 def make_trial(entry: Mapping[str, Any], lines: Mapping[Key, Measurement], rounds: int) -> Trial:
@@ -119,9 +144,15 @@ def make_metrics(
     against: str = BASELINE,
 ) -> dict[str, dict[str, Any]]:
     """Every metric of an ok row, in the order of `core.METRICS`; `against` is the baseline's name."""
-    found = _score_metrics(trial, scores, names, against) | {
-        name: _per_round(trial, name) for name in PER_ROUND
-    }
+    found = _score_metrics(trial, scores, names, against) | times_and_sizes(trial, baseline, against)
+    return {name: found[name] for name in METRICS if name in found}
+
+
+def times_and_sizes(
+    trial: Trial, baseline: Trial | None, against: str = BASELINE
+) -> dict[str, dict[str, Any]]:
+    """The metrics of an ok row that need no scores."""
+    found = {name: _per_round(trial, name) for name in PER_ROUND}
     found["latency_p50_s"] = _p50(trial.samples("latency_s"))
     found["end_to_end_p50_s"] = _p50(trial.samples("end_to_end_s"))
     found["latency_p95_s"] = _p95(trial.samples("latency_s"))
@@ -130,14 +161,16 @@ def make_metrics(
     found["tokenize_share"] = _tokenize_share(trial)
     found["disk_bytes"] = exact(trial.disk_bytes)
     found["weight_bytes"] = exact(trial.score.values.get("weight_bytes") if trial.score else None)
-    return {name: found[name] for name in METRICS if name in found}
+    return found
 
 
 def _score_metrics(
     trial: Trial, scores: PairedScores | None, names: Sequence[str], against: str
 ) -> dict[str, dict[str, Any]]:
     if scores is None:
-        return {name: cell(None, "nothing was scored") for name in (*SCORES, "score_delta", "agreement")}
+        return {
+            name: cell(None, "nothing was scored") for name in (*SCORES, "score_delta", "agreement", *SHIFT)
+        }
     recipe, few = trial.recipe, f"no interval: a correlation needs {LEAST_PAIRS} examples"
     told = (trial.score.values.get("metrics") if trial.score else None) or {}
     known = recipe in scores.predictions
@@ -156,6 +189,7 @@ def _score_metrics(
             found[name] = cell(
                 own if same else Interval(value), few if same and scores.too_few() else differs
             )
+    found |= _shift(recipe, scores, against)
     regression = scores.metric in REGRESSION
     if recipe == against and not regression:
         return found | {"score_delta": exact(0.0), "agreement": exact(1.0)}
@@ -167,6 +201,19 @@ def _score_metrics(
     agreement = None if regression else scores.agreement(recipe, against)
     found["agreement"] = cell(agreement, "a regression has no classes to agree on")
     return found
+
+
+def _shift(recipe: str, scores: PairedScores, against: str) -> dict[str, dict[str, Any]]:
+    """How far the outputs are from the baseline's; point values, they have no interval."""
+    if recipe not in scores.predictions or against not in scores.predictions:
+        return {name: cell(None, "its outputs cannot be set beside the baseline's") for name in SHIFT}
+    told = scores.shift(recipe, against)
+    return {
+        name: cell(Interval(told[name]), "a value without an interval")
+        if name in told
+        else cell(None, "a regression has no probabilities")
+        for name in SHIFT
+    }
 
 
 def _p50(samples: Mapping[int, list[float]]) -> dict[str, Any]:

@@ -1,14 +1,17 @@
-"""Intervals and paired comparisons: pure functions on arrays, each with the source of its formula.
+"""Intervals and tests on samples: pure functions on arrays, each with the source of its formula.
 
 Knows nothing of recipes, files or units. Every interval is two-sided, 95 % unless told otherwise; bounds are
-None where the samples cannot carry one. Scores are written on weighted examples, so that the point value (all
-weights one) and a bootstrap resample (weights = how often an example was drawn) are one formula.
+None where the samples cannot carry one. Only scipy.special is used: its distributions are those of
+scipy.stats, which takes half a second to import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -27,11 +30,12 @@ class Interval:
     high: float | None = None
 
 
-def _around(value: float, low: float, high: float) -> Interval:
+def around(value: float, low: float, high: float) -> Interval:
     """An interval that holds its value: a median of rounds may lie outside the interval of their mean."""
     return Interval(float(value), float(min(low, value)), float(max(high, value)))
 
 
+@cache
 def _z(confidence: float) -> float:
     from scipy.special import ndtri
 
@@ -45,46 +49,86 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
     """
     if n <= 0:
         raise ValueError("a proportion needs at least one example")
-    z, p = _z(confidence), successes / n
+    return _wilson(successes, n, _z(confidence))
+
+
+def _wilson(successes: int, n: int, z: float) -> Interval:
+    p = successes / n
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return _around(p, max(0.0, middle - half), min(1.0, middle + half))
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return around(p, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def paired_difference(gained: int, lost: int, n: int, confidence: float = 0.95) -> Interval:
-    """Difference of two proportions on the same `n` examples: (gained - lost) / n.
+def _low(interval: Interval) -> float:
+    return interval.value if interval.low is None else interval.low
 
-    Adjusted Wald interval of Bonett & Price 2012 (J. Educ. Behav. Stat. 37:479-488): one example is added to
-    each discordant cell, so that it keeps a width when no prediction changed. Raises ValueError for n = 0.
+
+def _high(interval: Interval) -> float:
+    return interval.value if interval.high is None else interval.high
+
+
+def paired_difference(both: int, gained: int, lost: int, neither: int, confidence: float = 0.95) -> Interval:
+    """Difference of two proportions on the same examples: (gained - lost) / n.
+
+    `both` were right before and after, `gained` only after, `lost` only before, `neither` never. Square-and-add
+    interval of Newcombe 1998 (Stat Med 17:2635-2650), method 10, with its continuity-corrected correlation: it
+    keeps a width when no example changed. It errs on the safe side where flips are few: at 872 examples, 89 %
+    right, it covers 97 to 98 % of simulated runs with 1 % flips and 95.5 to 96.5 % with 5 % (the correction and
+    the skew of the two Wilson intervals add a third to a variance that few flips make small).
+    Raises ValueError without examples.
     """
+    return newcombe(both, gained, lost, neither, _z(confidence))
+
+
+def newcombe(both: int, gained: int, lost: int, neither: int, z: float) -> Interval:
+    """`paired_difference` with the normal quantile `z` in place of a confidence."""
+    n = both + gained + lost + neither
     if n <= 0:
         raise ValueError("a difference of proportions needs at least one example")
-    up, down = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
-    half = _z(confidence) * np.sqrt((up + down - (up - down) ** 2) / (n + 2))
-    return _around((gained - lost) / n, max(-1.0, up - down - half), min(1.0, up - down + half))
+    new, old = _wilson(both + gained, n, z), _wilson(both + lost, n, z)
+    value, phi = (gained - lost) / n, _phi(both, gained, lost, neither)
+    below, above = new.value - _low(new), _high(new) - new.value
+    old_below, old_above = old.value - _low(old), _high(old) - old.value
+    down = math.sqrt(max(0.0, below**2 - 2 * phi * below * old_above + old_above**2))
+    up = math.sqrt(max(0.0, above**2 - 2 * phi * above * old_below + old_below**2))
+    return Interval(value, max(-1.0, value - down), min(1.0, value + up))
+
+
+def _phi(both: int, gained: int, lost: int, neither: int) -> float:
+    """Correlation of the two outcomes, a positive one shrunk by n/2 in its numerator (ibid., method 10)."""
+    n = both + gained + lost + neither
+    margins = (both + gained) * (lost + neither) * (both + lost) * (gained + neither)
+    if margins == 0:
+        return 0.0
+    product = both * neither - gained * lost
+    return (max(product - n / 2, 0.0) if product > 0 else product) / math.sqrt(margins)
 
 
 def mcnemar(gained: int, lost: int) -> float:
     """p of the exact conditional McNemar test (Fagerland et al. 2013, BMC Med Res Methodol 13:91)."""
-    from scipy.stats import binomtest
+    from scipy.special import bdtr
 
-    return float(binomtest(gained, gained + lost, 0.5).pvalue) if gained + lost else 1.0
+    n = gained + lost
+    return min(1.0, 2 * float(bdtr(min(gained, lost), n, 0.5))) if n else 1.0
 
 
-def _t_half_width(values: Array, confidence: float) -> float:
-    from scipy.stats import t
+@cache
+def _t(degrees: int, confidence: float) -> float:
+    from scipy.special import stdtrit
 
-    n = len(values)
-    return float(t.ppf((1 + confidence) / 2, n - 1) * np.std(values, ddof=1) / np.sqrt(n))
+    return float(stdtrit(degrees, (1 + confidence) / 2))
+
+
+def _t_bounds(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    # a run compares thousands of pairs of three rounds: arrays of three cost more than they save
+    half = _t(len(values) - 1, confidence) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
 
 
 def t_mean(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Mean with its Student t interval (Student 1908, Biometrika 6:1-25); no bounds for a single value."""
-    x = np.asarray(values, float)
-    if len(x) < 2:
-        return Interval(float(x.mean()))
-    half = _t_half_width(x, confidence)
-    return _around(x.mean(), x.mean() - half, x.mean() + half)
+    mean = fmean(values)
+    return around(mean, *_t_bounds(values, confidence)) if len(values) > 1 else Interval(mean)
 
 
 def t_log(values: Sequence[float], value: float | None = None, confidence: float = 0.95) -> Interval:
@@ -94,22 +138,61 @@ def t_log(values: Sequence[float], value: float | None = None, confidence: float
     for a single process. Processes, not calls, are the unit: Kalibera & Jones 2013 ("Rigorous benchmarking in
     reasonable time", ISMM); logs, because times are compared by factors. Raises ValueError unless positive.
     """
-    x = np.asarray(values, float)
-    if not np.all(x > 0):
-        raise ValueError(f"a ratio needs positive values, found {float(x.min())}")
-    logs = np.log(x)
-    value = float(np.exp(logs.mean())) if value is None else value
+    if not all(x > 0 for x in values):
+        raise ValueError(f"a ratio needs positive values, found {min(values)}")
+    logs = [math.log(x) for x in values]
+    value = math.exp(fmean(logs)) if value is None else value
     if len(logs) < 2:
         return Interval(value)
-    half = _t_half_width(logs, confidence)
-    return _around(value, np.exp(logs.mean() - half), np.exp(logs.mean() + half))
+    low, high = _t_bounds(logs, confidence)
+    return around(value, math.exp(low), math.exp(high))
 
 
 def t_ratio(tops: Sequence[float], bottoms: Sequence[float], confidence: float = 0.95) -> Interval:
     """Geometric mean of the paired ratios tops[i] / bottoms[i] with a t interval on their logarithms."""
-    return t_log(list(np.asarray(tops, float) / np.asarray(bottoms, float)), None, confidence)
+    return t_log([top / bottom for top, bottom in zip(tops, bottoms, strict=True)], None, confidence)
 
 
+def welch_ratio(tops: Sequence[float], bottoms: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Ratio of geometric means of two groups of processes that were not paired, such as two runs'.
+
+    Welch's t interval (Welch 1947, Biometrika 34:28-35) on the logarithms; no bounds where a group has one
+    process. Raises ValueError unless all are positive.
+    """
+    from scipy.special import stdtrit
+
+    x, y = np.asarray(tops, float), np.asarray(bottoms, float)
+    if not (np.all(x > 0) and np.all(y > 0)):
+        raise ValueError("a ratio needs positive values")
+    middle = float(np.log(x).mean() - np.log(y).mean())
+    error, freedom = welch_error(tops, bottoms)
+    if error is None:
+        return Interval(math.exp(middle))
+    half = float(stdtrit(freedom, (1 + confidence) / 2)) * error if error else 0.0
+    return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
+
+
+def welch_error(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float | None, float]:
+    """Standard error of the difference of mean logarithms, and Satterthwaite's degrees of freedom.
+
+    No error where a group has one process.
+    """
+    if len(tops) < 2 or len(bottoms) < 2:
+        return None, 0.0
+    a, b = (float(np.var(np.log(np.asarray(x, float)), ddof=1)) / len(x) for x in (tops, bottoms))
+    if a + b == 0:
+        return 0.0, 1.0
+    return math.sqrt(a + b), (a + b) ** 2 / (a * a / (len(tops) - 1) + b * b / (len(bottoms) - 1))
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Geometric standard deviation less one of positive `values`, one a process: 0.1 is 10 %. None for one."""
+    if len(values) < 2:
+        return None
+    return float(np.exp(np.std(np.log(np.asarray(values, float)), ddof=1)) - 1)
+
+
+@cache
 def least_samples(share: float, confidence: float = PERCENTILE_CONFIDENCE) -> int:
     """Fewest samples that support the percentile `share` (0.95 = p95): 64 for p90, 130 for p95, 662 for p99.
 
@@ -125,7 +208,10 @@ def least_samples(share: float, confidence: float = PERCENTILE_CONFIDENCE) -> in
 
 def percentile(samples: Sequence[float], share: float) -> float:
     """The percentile by linear interpolation (Hyndman & Fan 1996, type 7, numpy's default)."""
-    return float(np.quantile(np.asarray(samples, float), share))
+    place = (len(samples) - 1) * share
+    ordered, below = sorted(samples), math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return float(ordered[below] + (place - below) * (ordered[above] - ordered[below]))
 
 
 def percentile_interval(samples: Sequence[float], share: float, confidence: float = 0.95) -> Interval:
@@ -134,13 +220,14 @@ def percentile_interval(samples: Sequence[float], share: float, confidence: floa
     The bounds are the ranks between which Binomial(n, share) falls with the confidence, equal tails; a bound
     whose rank lies outside the samples is None. For the samples of one process, or of processes that agree.
     """
-    from scipy.stats import binom
+    from scipy.special import bdtr
 
     x, tail = np.sort(np.asarray(samples, float)), (1 - confidence) / 2
     n, value = len(x), percentile(samples, share)
-    # P(rank r is at or below the percentile) = P(Binomial >= r); ppf is the first count past the tail.
-    low = int(binom.ppf(tail, n, share))
-    high = int(binom.ppf(1 - tail, n, share)) + 1
+    # P(rank r is at or below the percentile) = P(Binomial >= r); searched is the first count past the tail.
+    cumulative = bdtr(np.arange(n + 1.0), n, share)
+    low = int(np.searchsorted(cumulative, tail))
+    high = int(np.searchsorted(cumulative, 1 - tail)) + 1
     return Interval(
         value,
         float(min(x[low - 1], value)) if low >= 1 else None,
@@ -152,118 +239,3 @@ def rounds_agree(rounds: Sequence[Sequence[float]]) -> bool:
     """Whether processes are alike enough to pool their samples: largest over smallest p50 at most 1.05."""
     medians = [percentile(samples, 0.5) for samples in rounds]
     return max(medians) <= AGREEING_ROUNDS * min(medians)
-
-
-# Scores: `weights` is (resamples, examples), labels and predictions (examples,), the answer (resamples,).
-
-
-def _divide(top: Array, bottom: Array, otherwise: float) -> Array:
-    return np.divide(top, bottom, out=np.full(np.shape(top), otherwise, float), where=bottom != 0)
-
-
-def _accuracy(weights: Array, labels: Array, predictions: Array) -> Array:
-    return weights @ (labels == predictions) / weights.sum(axis=1)
-
-
-def _f1(weights: Array, labels: Array, predictions: Array) -> Array:
-    """F1 of class 1 of two; 0 where neither labels nor predictions hold it, as scikit-learn does."""
-    hits = weights @ ((labels == 1) & (predictions == 1))
-    return _divide(2 * hits, weights @ (labels == 1) + weights @ (predictions == 1), 0.0)
-
-
-def _matthews(weights: Array, labels: Array, predictions: Array) -> Array:
-    """Multi-class Matthews correlation (Gorodkin 2004, Comput. Biol. Chem. 28:367-374); 0 where undefined."""
-    classes = np.union1d(labels, predictions)
-    n, right = weights.sum(axis=1), weights @ (labels == predictions)
-    true, guess = weights @ (labels[:, None] == classes), weights @ (predictions[:, None] == classes)
-    spread = (n**2 - (true**2).sum(axis=1)) * (n**2 - (guess**2).sum(axis=1))
-    return _divide(right * n - (true * guess).sum(axis=1), np.sqrt(spread), 0.0)
-
-
-def _pearson(weights: Array, labels: Array, predictions: Array) -> Array:
-    return _correlation(weights, labels[None, :] - labels.mean(), predictions[None, :] - predictions.mean())
-
-
-def _spearman(weights: Array, labels: Array, predictions: Array) -> Array:
-    """Pearson correlation of midranks, ranked anew within every resample."""
-    return _correlation(weights, _midranks(weights, labels), _midranks(weights, predictions))
-
-
-def _correlation(weights: Array, x: Array, y: Array) -> Array:
-    n = weights.sum(axis=1, keepdims=True)
-    x = x - (weights * x).sum(axis=1, keepdims=True) / n
-    y = y - (weights * y).sum(axis=1, keepdims=True) / n
-    spread = (weights * x * x).sum(axis=1) * (weights * y * y).sum(axis=1)
-    return _divide((weights * x * y).sum(axis=1), np.sqrt(spread), np.nan)
-
-
-def _midranks(weights: Array, values: Array) -> Array:
-    """Average rank of each example in the resample that `weights` describes, (resamples, examples)."""
-    order = np.argsort(values, kind="stable")
-    _, starts, group = np.unique(values[order], return_index=True, return_inverse=True)
-    sizes = np.add.reduceat(weights[:, order], starts, axis=1)
-    ranks = np.empty_like(weights)
-    ranks[:, order] = (np.cumsum(sizes, axis=1) - (sizes - 1) / 2)[:, group]
-    return ranks
-
-
-SCORE_FUNCTIONS: dict[str, Callable[[Array, Array, Array], Array]] = {
-    "accuracy": _accuracy,
-    "f1": _f1,
-    "matthews_correlation": _matthews,
-    "pearson": _pearson,
-    "spearman": _spearman,
-}
-
-
-def score(metric: str, labels: Array, predictions: Array) -> float:
-    """A metric of `predictions` (examples,) against `labels` (examples,): NaN where it is undefined.
-
-    Classes are whole numbers from 0; pearson and spearman take values. Raises KeyError for an unknown metric.
-    """
-    return float(SCORE_FUNCTIONS[metric](np.ones((1, len(labels))), labels, predictions)[0])
-
-
-def resample(
-    metric: str, labels: Array, predictions: Array, classes: int | None, resamples: int = 2000, seed: int = 0
-) -> Array:
-    """Scores of every model on the same bootstrap resamples of the examples, (2, models, resamples).
-
-    `predictions` is (models, examples); the change from model a to b is draws[1, b] - draws[0, a]: index 0 is
-    a model as the reference, 1 as the compared. They differ for classifiers (`classes` given) only: two
-    pseudo-examples are added, one that the reference alone gets right and one that the compared alone does,
-    spread over the classes. That carries the adjustment of Bonett & Price 2012 to metrics without a closed
-    form: a plain bootstrap of two models that never differ would have no width at all.
-    Percentile bootstrap: Efron & Tibshirani 1993, ch. 13; paired by resample: Koehn 2004 (EMNLP).
-    """
-    function, rng = SCORE_FUNCTIONS[metric], np.random.default_rng(seed)
-    n, models = len(labels), len(predictions)
-    right = np.arange(classes or 0, dtype=labels.dtype)
-    wrong = (right + 1) % (classes or 1)
-    all_labels = np.concatenate([labels, right, right])
-    extra = (np.concatenate([right, wrong]), np.concatenate([wrong, right]))
-    draws = np.empty((2, models, resamples))
-    step = max(1, 4_000_000 // max(n, 1))
-    for start in range(0, resamples, step):
-        rows = min(step, resamples - start)
-        drawn = rng.integers(0, n, (rows, n)) + n * np.arange(rows)[:, None]
-        weights = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)
-        if classes:
-            weights = np.hstack([weights, rng.poisson(1 / classes, (rows, 2 * classes))])
-        weights = weights.astype(float)
-        for model in range(models):
-            for role in (0, 1) if classes else (0,):
-                told = np.concatenate([predictions[model], extra[role].astype(predictions.dtype)])
-                draws[role, model, start : start + rows] = function(weights, all_labels, told)
-    if not classes:
-        draws[1] = draws[0]
-    return draws
-
-
-def from_draws(value: float, draws: Array, confidence: float = 0.95) -> Interval:
-    """`value` with the percentile interval of its bootstrap `draws`, less those where it is undefined."""
-    defined = draws[np.isfinite(draws)]
-    if not len(defined):
-        return Interval(value)
-    low, high = np.quantile(defined, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return _around(value, low, high)

@@ -10,16 +10,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from qtool import frontier, stats, store
+from qtool import frontier, stats
 from qtool.advice import advice
-from qtool.core import BASELINE, Measurement, QtoolError
-from qtool.frontier import Candidate
+from qtool.core import Measurement
+from qtool.evidence import Evidence, candidate, deltas, load
+from qtool.explain import explain
 from qtool.paired import PairedScores
-from qtool.rows import Key, Trial, make_metrics, make_trial
-from qtool.stats import Interval
+from qtool.rows import Key, Trial, make_metrics
 from qtool.units import peak_name
 
 SCHEMA = 1
+DEFAULT_WITHIN = 0.10
+"""Rounds may differ by so much unless the sweep asked otherwise: what a user would call the same."""
+ALPHA = 0.025
+"""One-sided level of a claim: the lower end of a two-sided 95 % interval."""
 Row = dict[str, Any]
 
 
@@ -28,69 +32,47 @@ def summarise(run_dir: Path) -> dict[str, Any]:
 
     Raises QtoolError when the folder holds no readable run or measurements of more than one host.
     """
-    run = store.read_run(run_dir)
-    baseline = run.get("baseline", BASELINE)
-    lines = store.latest(store.read(run_dir))
-    _refuse_mixed_hosts(run_dir, lines)
-    trials = [make_trial(entry, lines, run["rounds"]) for entry in run["plan"]]
-    scores = _scores(run_dir, run["metric"], trials, baseline)
+    return of(load(run_dir))
+
+
+def of(evidence: Evidence) -> dict[str, Any]:
+    """The summary of a run that was read already."""
+    run = evidence.run
     rows: list[Row] = []
     groups: list[dict[str, Any]] = []
-    for group in dict.fromkeys(trial.group for trial in trials):
-        own = [trial for trial in trials if trial.group == group]
-        found, entry = _group(own, scores.get(group[0]), run.get("metrics") or [], baseline)
+    for group in evidence.groups:
+        found, entry = _group(evidence, group)
         rows += found
         groups.append(entry)
+    harness = _harness(evidence.lines, run)
+    _explain(evidence, rows, harness)
     return {
         "schema": SCHEMA,
         "model": run["model"],
         "task": run["task"],
         "metric": run["metric"],
-        "baseline": baseline,
+        "baseline": evidence.baseline,
         "rows": rows,
         "frontier": groups,
-        "harness": _harness(lines, run),
-        "notes": [*(run.get("notes") or []), *_suspicions(trials, baseline)],
+        "harness": harness,
+        "notes": [*(run.get("notes") or []), *_suspicions(evidence.trials, evidence.baseline)],
     }
 
 
-def _refuse_mixed_hosts(run_dir: Path, lines: Mapping[Key, Measurement]) -> None:
-    hosts = sorted({m.host for m in lines.values() if m.stage in ("measure", "harness") and m.host})
-    if len(hosts) > 1:
-        raise QtoolError(
-            f"{run_dir} holds measurements of {len(hosts)} hosts ({', '.join(hosts)}), and no statistic pools"
-            " hosts. Sweep on each host into its own --out."
-        )
-
-
-def _scores(
-    run_dir: Path, metric: str | None, trials: Sequence[Trial], baseline: str
-) -> dict[str, PairedScores]:
-    """Paired scores by device, of every recipe that was scored there, whatever became of its timing."""
-    if metric is None:
-        return {}
-    found = {}
-    for device in dict.fromkeys(trial.group[0] for trial in trials):
-        files: dict[str, Path | None] = {}
-        for trial in trials:
-            if trial.group[0] == device and trial.score is not None and trial.score.status == "ok":
-                name = trial.score.values.get("predictions")
-                files[trial.recipe] = run_dir / name if name else None
-        found[device] = PairedScores(metric, files, baseline)
-    return found
-
-
-def _group(
-    trials: Sequence[Trial], scores: PairedScores | None, metrics: Sequence[str], against: str
-) -> tuple[list[Row], dict[str, Any]]:
+def _group(evidence: Evidence, group: tuple[str, int]) -> tuple[list[Row], dict[str, Any]]:
     """Rows and the frontier entry of one device and batch size."""
-    device, batch_size = trials[0].group
+    device, batch_size = group
+    against, scores = evidence.baseline, evidence.scores.get(device)
+    trials = [trial for trial in evidence.trials if trial.group == group]
     ok = [trial for trial in trials if trial.status == "ok"]
     baseline = next((trial for trial in ok if trial.recipe == against), None)
-    candidates = [Candidate(t.recipe, t.p50_s(), t.values(peak_name(device)), t.disk_bytes) for t in ok]
-    pairs = frontier.compare(candidates, _deltas([t.recipe for t in ok], scores, against))
+    objectives = ["latency_p50_s", peak_name(device), "disk_bytes"]
+    candidates = [candidate(trial, objectives) for trial in ok]
+    pairs = frontier.compare(candidates, deltas([t.recipe for t in ok], scores, against))
     members = frontier.front([t.recipe for t in ok], pairs)
+    claims = scores.not_worse(against, frontier.MARGIN) if scores else {}
     provisional = any(len(trial.rounds) < 2 for trial in ok)
+    names = evidence.run.get("metrics") or []
     rows: list[Row] = []
     for trial in trials:
         good = trial.status == "ok"
@@ -105,29 +87,33 @@ def _group(
                 "cause": trial.cause,
                 "next_step": trial.next_step,
                 "description": trial.entry.get("description") or "",
-                "metrics": make_metrics(trial, baseline, scores, metrics, against) if good else {},
+                "metrics": make_metrics(trial, baseline, scores, names, against) if good else {},
                 "on_frontier": trial.recipe in members,
                 "ties": [
-                    other for other in others if pairs[trial.recipe, other]["p50"] in ("tie", "unresolved")
+                    other
+                    for other in others
+                    if pairs[trial.recipe, other]["latency_p50_s"] in ("tie", "unresolved")
                 ],
                 "flips": _flips(trial.recipe, scores, against) if good else None,
+                "not_worse": _claim(trial.recipe, claims) if good else None,
+                "round_spread": _spread(trial, evidence.run) if good else None,
                 "contended": trial.contended,
                 "audit": (trial.score.values.get("audit") if trial.score else None) or {},
             }
         )
-    shown = {row["recipe"] for row in rows if row["status"] == "ok" and _not_worse(row, scores, against)}
-    qualified = [candidate for candidate in candidates if candidate.recipe in shown]
-    choice = frontier.choose(qualified, pairs, members) if qualified else None
+    shown = [row["recipe"] for row in rows if row["status"] == "ok" and _qualifies(row, scores, against)]
+    qualified = [each for each in candidates if each.name in shown]
+    choice = frontier.choose(qualified, pairs, members, objectives, against) if qualified else None
     return rows, {
         "device": device,
         "batch_size": batch_size,
         "recipes": members,
-        "recommended": choice.recipe if choice else None,
+        "recommended": choice.name if choice else None,
         "provisional": provisional,
         "reason": advice(
             rows,
             choice,
-            qualified=[candidate.recipe for candidate in qualified],
+            qualified=[each.name for each in qualified],
             metric=scores.metric if scores else None,
             examples=len(scores.labels) if scores else 0,
             provisional=provisional,
@@ -136,35 +122,45 @@ def _group(
     }
 
 
-def _not_worse(row: Row, scores: PairedScores | None, baseline: str) -> bool:
+def _qualifies(row: Row, scores: PairedScores | None, baseline: str) -> bool:
     """Whether the score is shown not to be worse than the baseline's by more than the margin."""
     if scores is None or row["recipe"] == baseline:
         return True
-    low = row["metrics"]["score_delta"]["low"]
-    return low is not None and low > -frontier.MARGIN
+    return bool(row["not_worse"] and row["not_worse"]["shown"])
 
 
-def _deltas(
-    recipes: Sequence[str], scores: PairedScores | None, baseline: str
-) -> dict[tuple[str, str], Interval | None] | None:
-    if scores is None:
+def _claim(recipe: str, claims: Mapping[str, float]) -> dict[str, Any] | None:
+    """The claim that the score is not worse than the baseline's by the margin; p is adjusted for the others."""
+    if recipe not in claims:
         return None
-    found: dict[tuple[str, str], Interval | None] = {}
-    # The baseline last, so that it is the reference here as it is in score_delta.
-    names = sorted(recipes, key=lambda name: (name == baseline, name))
-    for index, first in enumerate(names):
-        for second in names[index + 1 :]:
-            both = first in scores.predictions and second in scores.predictions
-            delta = scores.delta(first, second) if both else None
-            found[first, second] = delta
-            found[second, first] = _negative(delta)
-    return found
+    return {"margin": frontier.MARGIN, "p_holm": claims[recipe], "shown": claims[recipe] <= ALPHA}
 
 
-def _negative(delta: Interval | None) -> Interval | None:
-    if delta is None or delta.low is None or delta.high is None:
+def _spread(trial: Trial, run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How much the rounds' p50 differ from process to process, and whether that is more than was asked."""
+    found = stats.spread(list(trial.p50_s().values()))
+    if found is None:
         return None
-    return Interval(-delta.value, -delta.high, -delta.low)
+    asked = (run.get("args") or {}).get("speedup_within") or DEFAULT_WITHIN
+    return {"ratio": found, "asked": asked, "unstable": found > asked}
+
+
+def _explain(evidence: Evidence, rows: Sequence[Row], harness: Mapping[str, Any]) -> None:
+    """Puts into every ok row the sentences on why it is as fast as it is."""
+    for row in rows:
+        trial = evidence.trial(row["recipe"], (row["device"], row["batch_size"]))
+        if trial is None or row["status"] != "ok":
+            continue
+        tokens = [line.values.get("tokens_by_call") for line in trial.rounds.values()]
+        row["why"] = explain(
+            row,
+            rows,
+            evidence.run,
+            latency_s=trial.samples("latency_s"),
+            tokens_by_call=next(filter(None, tokens), None),
+            ceilings=harness["ceilings"],
+            overhead_s=harness["overhead_per_call_s"],
+        )
 
 
 def _flips(recipe: str, scores: PairedScores | None, baseline: str) -> dict[str, Any] | None:
@@ -193,6 +189,7 @@ def _harness(lines: Mapping[Key, Measurement], run: Mapping[str, Any]) -> dict[s
         if any(null)
         else None,
         "rounds": run["rounds"],
+        "ceilings": next((m.values["ceilings"] for m in lines.values() if m.values.get("ceilings")), None),
         "contended_measurements": len(contended),
         "stage_wall_s": _stage_wall_s(lines),
         "host": run.get("host"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from qtool import artifacts, asking, host, isolate, recipes, store
+from qtool import artifacts, asking, evidence, host, isolate, policy, recipes, store
 from qtool.core import BASELINE, BASELINES, Measurement, QtoolError, Recipe, Trial, file_hash
 from qtool.plan import (
     Options,
@@ -49,6 +49,8 @@ def run(options: Options) -> int:
 def check(options: Options) -> Plan:
     """Settle everything the user can get wrong. Raises QtoolError; writes nothing into the run folder."""
     out = asking.check_out(options)
+    if options.policy:
+        policy.read(options.policy)
     chosen = {recipe.name: recipe for recipe in recipes.select(options.patterns)}
     _check_baseline(chosen[BASELINE], options)
     tell(f"checking model, task and data of '{options.model}'", sys.stderr)
@@ -58,6 +60,8 @@ def check(options: Options) -> Plan:
         chosen = {recipe.name: recipe for recipe in recipes.select(options.patterns, baseline)}
         _check_baseline(chosen[baseline], options)
     plan = make_plan(options, chosen, probed, data_dir)
+    if options.policy:
+        policy.read(options.policy).check_names(chosen, baseline)
     if options.resume:
         check_resume(out, plan)
     return plan
@@ -97,7 +101,15 @@ def carry_out(plan: Plan) -> int:
     tell(f"{report.render(out, 'table')}\n\nreport: {out / 'report.md'}", sys.stdout)
     if interrupted:
         return 130
-    return 3 if any(row["status"] not in ("ok", "skipped") for row in summary["rows"]) else 0
+    failed = {row["recipe"] for row in summary["rows"] if row["status"] not in ("ok", "skipped")}
+    if options.policy:
+        from qtool.report import verdict
+
+        found = verdict.hold(out, options.policy)
+        tell(verdict.render(found), sys.stdout)
+        failed -= set(found["expected_failures"])
+        return found["exit_code"] or (3 if failed else 0)
+    return 3 if failed else 0
 
 
 class _Sweep:
@@ -132,12 +144,35 @@ class _Sweep:
         )
         baseline = next(trial for trial in self.plan.runnable if trial.recipe == self.plan.baseline)
         self._stage(baseline, "harness", "harness", None, self._harness)
+        started = time.monotonic()
         for number in range(1, self.plan.options.rounds + 1):
-            order = list(self.plan.runnable)
-            # A fixed order would give each recipe the same neighbour, and its heat, in every round.
-            random.Random(f"{self.plan.options.seed}-{number}").shuffle(order)
-            for trial in order:
-                self._stage(trial, "measure", trial.id, number, self._measure)
+            self._round(number, self.plan.runnable)
+        if self.plan.options.auto_rounds:
+            self._more_rounds(started)
+
+    def _round(self, number: int, trials: Sequence[Trial]) -> None:
+        order = list(trials)
+        # A fixed order would give each recipe the same neighbour, and its heat, in every round.
+        random.Random(f"{self.plan.options.seed}-{number}").shuffle(order)
+        for trial in order:
+            self._stage(trial, "measure", trial.id, number, self._measure)
+
+    def _more_rounds(self, started: float) -> None:
+        """Rounds of what is still too uncertain, with its baseline, until it is not or the time is over."""
+        options, number = self.plan.options, self.plan.options.rounds
+        while wide := evidence.unsettled(evidence.load_times(self.out), options.speedup_within):
+            names = ", ".join(dict.fromkeys(trial.recipe for trial in wide))
+            if time.monotonic() - started > options.time_budget_s:
+                self.say(
+                    f"the time budget is over; still wider than {100 * options.speedup_within:g} %: {names}"
+                )
+                return
+            number += 1
+            again = {(trial.recipe, *trial.group) for trial in wide}
+            again |= {(self.plan.baseline, *trial.group) for trial in wide}
+            trials = [t for t in self.plan.runnable if (t.recipe, t.device, t.batch_size) in again]
+            self.say.left["measure"] = len(trials)
+            self._round(number, trials)
 
     def _side_by_side(
         self, stage: str, works: Sequence[tuple[Trial, str]], work: Callable[[Trial], isolate.Outcome]
@@ -162,7 +197,7 @@ class _Sweep:
         if trial.id in self.dead:
             self.say.finished(stage, 0.0)
             return
-        rounds = f"round {number}/{self.plan.options.rounds}" if number else "once"
+        rounds = f"round {number}/{max(number, self.plan.options.rounds)}" if number else "once"
         self.say.stage(stage, f"{trial.recipe} {trial.device} batch {trial.batch_size}: {stage}, {rounds}")
         started = time.monotonic()
         outcome = work(trial)

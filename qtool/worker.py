@@ -1,4 +1,4 @@
-"""The child process: one stage a process (probe, build, score, measure, harness), its answer on a private pipe.
+"""The child process: one stage a process (see `STAGES`), its answer on a private pipe.
 
 Started by `isolate` as `python -m qtool.worker STAGE FD`; the job is one JSON line on standard input, and the
 end of that stream means that the parent is gone: the whole process group then ends.
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qtool import checkpoint, graphs, measure, models, plugins, prepare, reload, resolve
+from qtool import ceilings, checkpoint, graphs, measure, models, plugins, prepare, reload, resolve
 from qtool.core import Batch, BuildJob, Loaded, QtoolError, Recipe, Unavailable, file_hash, unmet
 from qtool.tasks._labels import permutation_suspicion
 
@@ -167,6 +167,7 @@ STAGES = {
     "score": score,
     "measure": measure.measure,
     "harness": measure.harness,
+    "ceilings": lambda spec: ceilings.take(spec["threads"]),
 }
 
 

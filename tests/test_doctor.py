@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from qtool import doctor, host
+from qtool import doctor, host, isolate
 from qtool.core import Recipe
 from qtool.recipes import load_all
 
@@ -128,3 +128,31 @@ def test_the_facts_of_this_machine_and_the_shipped_recipes_are_json(monkeypatch:
     assert named == {recipe.name for recipe in recipes if "cpu" in recipe.devices}
     for recipe_ in recipes:
         assert "cpu" not in recipe_.devices or recipe_.name in doctor.report(recipes)
+
+
+def test_ceilings_are_measured_on_request_only(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine("x86", {"avx2"})
+    asked: list[tuple[str, int]] = []
+    values = {"copy_bytes_per_s": 20e9, "fp32_flop_per_s": 210e9, "threads": 2, "copy_array_bytes": 2**27}
+
+    def run(stage: str, spec: dict, *, threads: int, **_: object) -> isolate.Outcome:
+        asked.append((stage, threads))
+        assert spec == {"threads": threads}
+        return isolate.Outcome("ok", values)
+
+    monkeypatch.setattr(isolate, "run", run)
+    monkeypatch.setattr(host, "physical_cores", lambda: 2)
+    assert "GB/s" not in doctor.report(RECIPES)
+    assert asked == []
+    text = doctor.report(RECIPES, measure=True)
+    assert asked == [("ceilings", 2)]
+    assert "copy      20.0 GB/s on 2 threads" in text
+    assert "arrays of 134 MB" in text
+    assert "fp32      210 GFLOP/s on 2 threads" in text
+    assert "balance   10.5 FLOP a byte" in text  # 210 / 20
+
+
+def test_ceilings_that_could_not_be_taken_say_why(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine("x86", {"avx2"})
+    monkeypatch.setattr(isolate, "run", lambda *_, **__: isolate.Outcome("failed", {}, "killed by SIGKILL"))
+    assert "not measured: killed by SIGKILL" in doctor.report(RECIPES, measure=True)

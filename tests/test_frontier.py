@@ -17,7 +17,7 @@ def candidate(recipe: str, p50: Any = 1.0, peak: Any = 1.0, disk: float = 1.0) -
     def rounds(x):
         return dict(enumerate(x if isinstance(x, tuple) else (x, x, x)))
 
-    return Candidate(recipe, rounds(p50), rounds(peak), disk)
+    return Candidate(recipe, {"p50": rounds(p50), "peak": rounds(peak), "disk": disk})
 
 
 def dominance(*edges: tuple[str, str]) -> Any:
@@ -44,7 +44,7 @@ def test_rounds_that_agree_on_no_difference_are_a_tie():
 
 def test_a_recipe_far_slower_in_noisy_rounds_is_no_tie_to_choose_from():
     pair = [candidate("fast", p50=(1.0, 1.1, 1.0)), candidate("noisy", p50=(0.5, 9.0, 3.0), peak=0.1)]
-    assert choose(pair).recipe == "fast"
+    assert choose(pair).name == "fast"
 
 
 def test_only_rounds_that_both_have_are_compared():
@@ -87,7 +87,7 @@ def test_without_ties_the_frontier_is_the_pareto_set_of_the_points():
     rng = np.random.default_rng(0)
     points = rng.random((12, 3)) + 0.1
     candidates = [candidate(str(i), *map(float, point)) for i, point in enumerate(points)]
-    names = [c.recipe for c in candidates]
+    names = [c.name for c in candidates]
     expected = [
         str(i) for i, p in enumerate(points) if not any(np.all(q <= p) and np.any(q < p) for q in points)
     ]
@@ -111,14 +111,18 @@ def test_dominance_reaches_through_a_recipe_that_left_itself():
 
 
 def test_an_objective_nobody_has_a_number_for_blocks_nobody():
-    bare = [Candidate("fast", {1: 1.0}, {}, None), Candidate("slow", {1: 2.0}, {}, None)]
+    empty: Any = {"peak": {}, "disk": None}
+    bare = [Candidate("fast", {"p50": {1: 1.0}} | empty), Candidate("slow", {"p50": {1: 2.0}} | empty)]
     pairs = frontier.compare(bare, None)
     assert set(pairs["fast", "slow"]) == {"p50"}
     assert frontier.front(["fast", "slow"], pairs) == ["fast"]
 
 
 def test_a_number_that_one_of_two_lacks_keeps_both():
-    some = [Candidate("fast", {1: 1.0}, {1: 5.0}, 1), Candidate("slow", {1: 2.0}, {}, 1)]
+    some = [
+        Candidate("fast", {"p50": {1: 1.0}, "peak": {1: 5.0}, "disk": 1}),
+        Candidate("slow", {"p50": {1: 2.0}, "peak": {}, "disk": 1}),
+    ]
     assert frontier.front(["fast", "slow"], frontier.compare(some, None)) == ["fast", "slow"]
 
 
@@ -130,14 +134,15 @@ def test_a_score_that_is_shown_worse_keeps_the_slower_recipe():
     assert frontier.front(["exact", "rough"], frontier.compare(pair, same)) == ["rough"]
 
 
-def choose(candidates, members=None):
-    names = [c.recipe for c in candidates]
-    return frontier.choose(candidates, frontier.compare(candidates, None), members or names)
+def choose(candidates, members=None, baseline=None):
+    names = [c.name for c in candidates]
+    pairs = frontier.compare(candidates, None)
+    return frontier.choose(candidates, pairs, members or names, ["p50", "peak", "disk"], baseline)
 
 
 def test_the_fastest_is_chosen_when_it_can_be_told_apart():
     choice = choose([candidate("slow", p50=2.0, peak=0.1), candidate("fast", p50=1.0)])
-    assert (choice.recipe, choice.tied, choice.decided_by) == ("fast", (), "p50")
+    assert (choice.name, choice.tied, choice.decided_by) == ("fast", (), "p50")
 
 
 def test_among_equally_fast_recipes_the_smaller_peak_memory_decides():
@@ -149,23 +154,37 @@ def test_among_equally_fast_recipes_the_smaller_peak_memory_decides():
             candidate("slow", p50=5.0),
         ]
     )
-    assert (choice.recipe, choice.tied, choice.decided_by) == ("small", ("big",), "peak")
+    assert (choice.name, choice.tied, choice.decided_by) == ("small", ("big",), "peak")
 
 
 def test_where_memory_ties_too_the_size_on_disk_decides():
     noisy = (1.0, 1.4, 1.1)
     choice = choose([candidate("big", p50=1.1, disk=2.0), candidate("small", p50=noisy, disk=1.0)])
-    assert (choice.recipe, choice.decided_by) == ("small", "disk")
+    assert (choice.name, choice.decided_by) == ("small", "disk")
 
 
 def test_where_all_ties_the_lower_p50_is_taken():
     choice = choose([candidate("a", p50=(1.2, 1.0, 1.3)), candidate("b", p50=(1.0, 1.2, 1.1))])
-    assert (choice.recipe, choice.tied, choice.decided_by) == ("b", ("a",), "p50")
+    assert (choice.name, choice.tied, choice.decided_by) == ("b", ("a",), "p50")
 
 
 def test_of_tied_recipes_one_on_the_frontier_goes_first():
     pair = [candidate("off", p50=1.1, peak=1.0), candidate("on", p50=(1.0, 1.4, 1.1), peak=2.0)]
-    assert choose(pair, ["on"]).recipe == "on"
+    assert choose(pair, ["on"]).name == "on"
+
+
+def test_a_low_median_of_noisy_rounds_does_not_go_before_a_gain_that_was_shown():
+    base, lucky = candidate("fp32", p50=10.0), candidate("lucky", p50=(1.0, 30.0, 2.0))
+    sure = candidate("sure", p50=(3.0, 3.1, 2.9))
+    assert choose([base, lucky, sure], baseline="fp32").name == "sure"
+    assert choose([base, lucky], baseline="fp32").name == "lucky"
+
+
+def test_any_objective_may_come_first():
+    pair = [candidate("fast", p50=1.0, disk=2.0), candidate("small", p50=5.0, disk=1.0)]
+    pairs = frontier.compare(pair, None)
+    assert frontier.choose(pair, pairs, ["fast", "small"], ["disk", "p50"]).name == "small"
+    assert frontier.choose(pair, pairs, ["fast", "small"], ["p50", "disk"]).name == "fast"
 
 
 def test_nothing_is_chosen_from_nothing():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
+from statsmodels.stats.proportion import proportion_confint
 
 from qtool.core import METRICS, SCORES, Measurement, QtoolError
 from qtool.summary import summarise
@@ -85,10 +86,13 @@ def test_the_speedup_is_paired_by_round_so_that_a_slow_round_cancels(tmp_path):
 def test_score_change_and_flips_are_counted_on_the_same_examples(tmp_path):
     summary = swept(tmp_path, {"fp32": made(), "int8": made(FAST, gained=14, lost=6)})
     low, value, high = bounds(metric(summary, "int8", "score_delta"))
-    # Bonett & Price by hand: (15 - 7) / 1002 +- 1.959964 sqrt((22/1002 - (8/1002)^2) / 1002)
-    half = 1.959964 * np.sqrt((22 / 1002 - (8 / 1002) ** 2) / 1002)
     assert value == pytest.approx(0.008)
-    assert (low, high) == (pytest.approx(8 / 1002 - half), pytest.approx(8 / 1002 + half))
+    # Newcombe's square-and-add by hand from Wilson's limits of 908 and 900 in 1000; 894 right both times, 86 never
+    (a, b), (c, d) = (proportion_confint(right, 1000, method="wilson") for right in (908, 900))
+    phi = (894 * 86 - 14 * 6 - 500) / np.sqrt(908 * 92 * 900 * 100)
+    down, up, old_down, old_up = 0.908 - a, b - 0.908, 0.9 - c, d - 0.9
+    assert low == pytest.approx(0.008 - np.sqrt(down**2 - 2 * phi * down * old_up + old_up**2))
+    assert high == pytest.approx(0.008 + np.sqrt(up**2 - 2 * phi * up * old_down + old_down**2))
     flips = row(summary, "int8")["flips"]
     assert (flips["gained"], flips["lost"]) == (14, 6)
     # P(X <= 6) for Binomial(20, 1/2), twice

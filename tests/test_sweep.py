@@ -261,6 +261,15 @@ def test_a_table_without_calibration_rows_skips_static_recipes(quick):
     assert row_of(run, "openvino-int8")["next_step"] == "give --calibration PATH"
 
 
+def test_a_run_without_scores_leaves_nothing_that_spoils_a_later_one_with_them(quick):
+    quick("--recipe", "bf16", "--no-score", out="unscored")
+    code, run = quick("--recipe", "bf16", out="scored")
+    assert code == 0
+    scores = [line["values"]["metrics"]["accuracy"] for line in lines_of(run) if line["stage"] == "score"]
+    assert len(scores) == 2
+    assert None not in scores
+
+
 def test_without_scoring_there_is_no_score_and_no_task(quick):
     code, run = quick("--recipe", "bf16", "--no-score", base=("--text", "text", "--rounds", "1"))
     assert code == 0

@@ -17,6 +17,9 @@ from qtool.units import number, unit
 
 DETAILS = (
     "agreement",
+    "mean_kl",
+    "max_logit_difference",
+    "calibration_error",
     "throughput_per_s",
     "end_to_end_p50_s",
     "tokenize_share",
@@ -59,6 +62,7 @@ def render(summary: dict[str, Any], run: dict[str, Any]) -> str:
             told = [f"- **{escape(what)}**: {escape(why)}" for what, why in problems]
             parts.append("\n".join(told))
         parts.append(_details(rows))
+        parts.append(_why(rows))
     if any(row["status"] == "ok" for row in summary["rows"]):
         parts.append("![frontier: score against latency and against peak memory](frontier.svg)")
         parts.append("The same as a bitmap: [frontier.png](frontier.png).")
@@ -89,6 +93,13 @@ def _table(header: list[str], lines: list[list[str]], left: int) -> str:
     rule = [":--" if number < left else "--:" for number in range(len(header))]
     shown = [[escape(name) or " " for name in header], rule, *lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in shown)
+
+
+def _why(rows: list[text.Row]) -> str:
+    """Why each recipe is as fast or slow as it is."""
+    told = [(row["recipe"], row.get("why") or []) for row in rows]
+    lines = [f"- {escape(recipe)}: {escape(' '.join(sentences))}" for recipe, sentences in told if sentences]
+    return "### Why each is as fast as it is\n\n" + "\n".join(lines) if lines else ""
 
 
 def _details(rows: list[text.Row]) -> str:

@@ -1,0 +1,158 @@
+"""What a run folder holds, read once: its trials with their samples, and its scores paired by example.
+
+Everything that decides (summary, pick, compare, gate) starts here. No model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qtool import store
+from qtool.claims import Exact, Rounds
+from qtool.core import BASELINE, METRICS, Measurement, QtoolError
+from qtool.frontier import Candidate, Numbers
+from qtool.paired import PairedScores
+from qtool.rows import Key, Trial, make_trial
+from qtool.stats import Interval
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A run: `scores` by device, empty where nothing was scored."""
+
+    run_dir: Path
+    run: Mapping[str, Any]
+    lines: Mapping[Key, Measurement]
+    trials: Sequence[Trial]
+    scores: Mapping[str, PairedScores]
+
+    @property
+    def baseline(self) -> str:
+        return self.run.get("baseline", BASELINE)
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """Device and batch size of every trial, each once, in the order of the plan."""
+        return list(dict.fromkeys(trial.group for trial in self.trials))
+
+    def trial(self, recipe: str, group: tuple[str, int]) -> Trial | None:
+        return next((t for t in self.trials if t.recipe == recipe and t.group == group), None)
+
+
+def load(run_dir: Path) -> Evidence:
+    """Raises QtoolError when the folder holds no readable run or measurements of more than one host."""
+    found = load_times(run_dir)
+    scores = _scores(run_dir, found.run["metric"], found.trials, found.baseline)
+    return replace(found, scores=scores)
+
+
+def load_times(run_dir: Path) -> Evidence:
+    """As `load`, without the scores: what a running sweep looks at between its rounds."""
+    run = store.read_run(run_dir)
+    lines = store.latest(store.read(run_dir))
+    _refuse_mixed_hosts(run_dir, lines)
+    trials = [make_trial(entry, lines, run["rounds"]) for entry in run["plan"]]
+    return Evidence(run_dir, run, lines, trials, {})
+
+
+def _refuse_mixed_hosts(run_dir: Path, lines: Mapping[Key, Measurement]) -> None:
+    hosts = sorted({m.host for m in lines.values() if m.stage in ("measure", "harness") and m.host})
+    if len(hosts) > 1:
+        raise QtoolError(
+            f"{run_dir} holds measurements of {len(hosts)} hosts ({', '.join(hosts)}), and no statistic pools"
+            " hosts. Sweep on each host into its own --out."
+        )
+
+
+def _scores(
+    run_dir: Path, metric: str | None, trials: Sequence[Trial], baseline: str
+) -> dict[str, PairedScores]:
+    """Paired scores by device, of every recipe that was scored there, whatever became of its timing."""
+    if metric is None:
+        return {}
+    devices = dict.fromkeys(trial.group[0] for trial in trials)
+    return {
+        device: PairedScores(
+            metric, prediction_files(run_dir, (t for t in trials if t.group[0] == device)), baseline
+        )
+        for device in devices
+    }
+
+
+def prediction_files(run_dir: Path, trials: Iterable[Trial]) -> dict[str, Path | None]:
+    """Stored predictions by recipe, of the trials that were scored; None where none were stored."""
+    files: dict[str, Path | None] = {}
+    for trial in trials:
+        if trial.score is not None and trial.score.status == "ok":
+            name = trial.score.values.get("predictions")
+            files[trial.recipe] = run_dir / name if name else None
+    return files
+
+
+def deltas(
+    recipes: Sequence[str], scores: PairedScores | None, baseline: str
+) -> dict[tuple[str, str], Interval | None] | None:
+    """Score of the first less that of the second for every ordered pair; None where nothing was scored."""
+    if scores is None:
+        return None
+    found: dict[tuple[str, str], Interval | None] = {}
+    # The baseline last, so that it is the reference here as it is in score_delta.
+    names = sorted(recipes, key=lambda name: (name == baseline, name))
+    for index, first in enumerate(names):
+        for second in names[index + 1 :]:
+            both = first in scores.predictions and second in scores.predictions
+            delta = scores.delta(first, second) if both else None
+            found[first, second] = delta
+            found[second, first] = _negative(delta)
+    return found
+
+
+def _negative(delta: Interval | None) -> Interval | None:
+    if delta is None or delta.low is None or delta.high is None:
+        return None
+    return Interval(-delta.value, -delta.high, -delta.low)
+
+
+def numbers(trial: Trial, metric: str, value: float | None = None) -> Numbers:
+    """A metric so that lower is better: by round where it has rounds, else `value`, the row's own."""
+    higher = METRICS[metric].better == "higher"
+    series = trial.series(metric)
+    if series is None:
+        return None if value is None else -value if higher else value
+    return {r: 1 / x if higher else x for r, x in series.items() if x or not higher}
+
+
+def candidate(trial: Trial, metrics: Sequence[str]) -> Candidate:
+    """A trial by the objectives that every run has: times and memory by round, and bytes on disk."""
+    values = {name: numbers(trial, name, trial.disk_bytes) for name in metrics}
+    return Candidate(trial.recipe, values)
+
+
+def speedup(trial: Trial, baseline: Trial | None) -> Rounds | Exact | None:
+    """The baseline's p50 over the trial's in each shared round; None without such a round."""
+    if baseline is None:
+        return None
+    if trial.recipe == baseline.recipe:
+        return Exact(1.0)
+    base, own = baseline.p50_s(), trial.p50_s()
+    shared = sorted(base.keys() & own.keys())
+    return Rounds([base[r] / own[r] for r in shared]) if shared else None
+
+
+def unsettled(found: Evidence, within: float) -> list[Trial]:
+    """Finished trials whose speed-up's 95 % interval reaches further than `within` to either side.
+
+    Looking again after each round costs some coverage: see the sequential simulation in the tests of claims.
+    """
+    wide = []
+    for trial in found.trials:
+        estimate = speedup(trial, found.trial(found.baseline, trial.group))
+        if trial.status != "ok" or not isinstance(estimate, Rounds):
+            continue
+        interval = estimate.interval()
+        if interval.low is None or interval.high is None or interval.high > (1 + within) ** 2 * interval.low:
+            wide.append(trial)
+    return wide

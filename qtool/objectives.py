@@ -1,0 +1,240 @@
+"""The frontier over any metrics by their exact names: evidence, how firmly a member stands, hypervolume."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qtool import evidence, frontier
+from qtool.bootstrap import Bootstrap
+from qtool.core import METRICS, SCORES, QtoolError, did_you_mean
+from qtool.evidence import Evidence
+from qtool.frontier import Candidate, Numbers
+from qtool.rows import Trial
+from qtool.stats import Array, Interval
+from qtool.units import peak_name
+
+Row = dict[str, Any]
+SCORE = "score"
+RESAMPLES = 500
+FIRM = 0.95
+"""A place on the frontier, or off it, that holds in fewer resamples is near the edge."""
+WORSE_COST, WORSE_SCORE = 1.25, 0.05
+"""The reference point of the hypervolume: a quarter dearer than the baseline, and five points worse."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to deploy: a row of the summary and its trial. The name is unique in the run."""
+
+    name: str
+    row: Row
+    trial: Trial
+
+    @property
+    def device(self) -> str:
+        return self.row["device"]
+
+    def value(self, metric: str) -> float | None:
+        return self.row["metrics"].get(metric, {}).get("value")
+
+    def numbers(self, metric: str) -> Numbers:
+        return evidence.numbers(self.trial, metric, self.value(metric))
+
+
+def options(found: Evidence, rows: Sequence[Row]) -> list[Option]:
+    """The rows that are ok, named by recipe, and by device and batch size where the run has several."""
+    ok = [row for row in rows if row["status"] == "ok"]
+    devices, batches = {row["device"] for row in ok}, {row["batch_size"] for row in ok}
+    made = []
+    for row in ok:
+        name = row["recipe"]
+        name += f" on {row['device']}" if len(devices) > 1 else ""
+        name += f" batch {row['batch_size']}" if len(batches) > 1 else ""
+        trial = found.trial(row["recipe"], (row["device"], row["batch_size"]))
+        if trial is not None:
+            made.append(Option(name, row, trial))
+    return made
+
+
+def check(names: Sequence[str], every: Sequence[Option], found: Evidence) -> list[str]:
+    """The objectives as given, or score, p50, peak memory and disk. Raises QtoolError for one that has no values."""
+    if not names:
+        peaks = list(dict.fromkeys(peak_name(option.device) for option in every))
+        return [*([SCORE] if found.scores else []), "latency_p50_s", *peaks[:1], "disk_bytes"]
+    for name in names:
+        if name != SCORE and name not in METRICS:
+            raise QtoolError(
+                f"--objectives: there is no metric '{name}'.{did_you_mean(name, [SCORE, *METRICS])}"
+            )
+        metric = found.run["metric"] if name == SCORE else name
+        if metric is None or all(option.value(metric) is None for option in every):
+            raise QtoolError(
+                f"--objectives: no recipe of {found.run_dir} has a value of '{name}'. Leave it out, or measure it."
+            )
+    return list(dict.fromkeys(names))
+
+
+def compare(
+    found: Evidence, every: Sequence[Option], names: Sequence[str]
+) -> dict[tuple[str, str], dict[str, frontier.Evidence]]:
+    """Evidence for every ordered pair of options; a score is compared on one device, on the same examples."""
+    plain = [name for name in names if name != SCORE]
+    made = [Candidate(o.name, {name: o.numbers(name) for name in plain}) for o in every]
+    return frontier.compare(made, deltas(found, every) if SCORE in names else None)
+
+
+def deltas(found: Evidence, every: Sequence[Option]) -> dict[tuple[str, str], Interval | None]:
+    told = {
+        device: evidence.deltas(
+            list(dict.fromkeys(o.row["recipe"] for o in every if o.device == device)), scores, found.baseline
+        )
+        or {}
+        for device, scores in found.scores.items()
+    }
+    same = Interval(0.0, 0.0, 0.0)
+    return {
+        (a.name, b.name): None
+        if a.device != b.device
+        else same
+        if a.row["recipe"] == b.row["recipe"]
+        else told[a.device][a.row["recipe"], b.row["recipe"]]
+        for a in every
+        for b in every
+        if a is not b
+    }
+
+
+def describe(
+    found: Evidence, every: Sequence[Option], names: Sequence[str], pairs: frontier.Pairs
+) -> dict[str, Any]:
+    """Members, the share of resamples in which each option is on the frontier, and the hypervolume, JSON-able."""
+    members = frontier.front([option.name for option in every], pairs)
+    shares = standing(found, every, names)
+    value, reason = hypervolume_of(found, [o for o in every if o.name in members], names, every)
+    return {
+        "objectives": list(names),
+        "members": members,
+        "probability": shares,
+        "near_the_edge": [
+            o.name
+            for o in every
+            if (shares[o.name] < FIRM) == (o.name in members) or 1 - FIRM < shares[o.name] < FIRM
+        ],
+        "hypervolume": value,
+        "hypervolume_reason": reason,
+    }
+
+
+def standing(
+    found: Evidence, every: Sequence[Option], names: Sequence[str], resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, float]:
+    """Share of bootstrap resamples in which nothing dominates an option's values.
+
+    Rounds and examples are drawn with replacement, the same for all, so that pairs stay pairs (Efron &
+    Tibshirani 1993, 8.6 and 16.2). Three rounds have ten distinct resamples: read the shares as coarse.
+    """
+    rng = np.random.default_rng(seed)
+    rounds = sorted({r for option in every for r in option.trial.rounds})
+    drawn = rng.integers(0, len(rounds), (resamples, len(rounds)))
+    costs = np.full((resamples, len(every), len(names)), np.inf)
+    for column, name in enumerate(names):
+        if name == SCORE:
+            _score_costs(found, every, costs[:, :, column], resamples, seed)
+            continue
+        for row, option in enumerate(every):
+            numbers = option.numbers(name)
+            if isinstance(numbers, Mapping):
+                logs = np.array([math.log(numbers[r]) if numbers.get(r, 0) > 0 else np.nan for r in rounds])
+                chosen = logs[drawn]
+                known = np.isfinite(chosen)
+                count = known.sum(axis=1)
+                total = np.where(known, chosen, 0.0).sum(axis=1)
+                costs[:, row, column] = np.where(count > 0, total / np.maximum(count, 1), np.inf)
+            elif numbers is not None:
+                costs[:, row, column] = numbers
+    return dict(zip([o.name for o in every], map(float, _undominated(costs).mean(axis=0)), strict=True))
+
+
+def _score_costs(found: Evidence, every: Sequence[Option], costs: Array, resamples: int, seed: int) -> None:
+    for device, scores in found.scores.items():
+        recipes = [
+            r
+            for r in dict.fromkeys(o.row["recipe"] for o in every if o.device == device)
+            if r in scores.predictions
+        ]
+        if not recipes:
+            continue
+        told = np.stack([scores.predictions[recipe] for recipe in recipes])
+        drawn = Bootstrap(scores.metric, scores.labels, told, scores.classes, resamples, seed).reference
+        for row, option in enumerate(every):
+            if option.device == device and option.row["recipe"] in recipes:
+                costs[:, row] = -drawn[recipes.index(option.row["recipe"])]
+
+
+def _undominated(costs: Array) -> Array:
+    """Whether no other has costs at most as high everywhere and lower somewhere: (resamples, options)."""
+    dominated = np.zeros(costs.shape[:2], bool)
+    for other in range(costs.shape[1]):
+        rival = costs[:, other : other + 1, :]
+        dominated |= (rival <= costs).all(axis=2) & (rival < costs).any(axis=2)
+    return ~dominated
+
+
+def hypervolume_of(
+    found: Evidence, members: Sequence[Option], names: Sequence[str], every: Sequence[Option] | None = None
+) -> tuple[float | None, str | None]:
+    """Hypervolume of the members from a point a quarter dearer and five points worse than the baseline.
+
+    Zitzler & Thiele 1999 (IEEE Trans. Evol. Comput. 3:257-271). Each objective is scaled to 0 at the reference
+    point and 1 at no cost (or a perfect score), so 1 is the most and runs on one task can be set side by side.
+    None with a reason where the baseline has no positive value.
+    """
+    base = next((o for o in every or members if o.row["recipe"] == found.baseline), None)
+    if base is None:
+        return None, f"{found.baseline} did not finish"
+    gains = np.zeros((len(members), len(names)))
+    for column, name in enumerate(names):
+        metric = found.run["metric"] if name == SCORE else name
+        against = base.value(metric)
+        bounded = metric in (*SCORES, "agreement")
+        if against is None or (against <= 0 and not bounded):
+            return None, f"{base.name} has no positive {metric}"
+        for row, option in enumerate(members):
+            value = option.value(metric)
+            if value is None:
+                continue
+            if bounded:
+                worst = against - WORSE_SCORE
+                gain = (value - worst) / (1 - worst)
+            else:
+                ratio = against / value if METRICS[metric].better == "higher" else value / against
+                gain = 1 - ratio / WORSE_COST
+            gains[row, column] = max(0.0, gain)
+    return hypervolume(gains), None
+
+
+def hypervolume(gains: Array) -> float:
+    """Volume of the union of the boxes between the origin and each row of `gains` (points, objectives) >= 0.
+
+    Sweeps the last objective from the best down, and measures the slice of the points so far in the others.
+    """
+    gains = gains[(gains > 0).all(axis=1)]
+    if not len(gains):
+        return 0.0
+    gains = gains[_undominated(-gains[None])[0]]
+    if gains.shape[1] == 1:
+        return float(gains.max())
+    gains = gains[np.argsort(-gains[:, -1], kind="stable")]
+    ends = [*gains[1:, -1], 0.0]
+    return float(
+        sum(
+            (height - end) * hypervolume(gains[: number + 1, :-1])
+            for number, (height, end) in enumerate(zip(gains[:, -1], ends, strict=True))
+            if height > end
+        )
+    )

@@ -1,0 +1,302 @@
+"""`qtool pick`: which recipe, on which device, at which batch size meets the goals, and how close it was.
+
+Times, memory and size meet a goal by their value, and a goal inside the value's interval is called close. The
+score must be shown: a fall larger than allowed has to be ruled out, for all recipes together (Holm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qtool import evidence, frontier, objectives, summary
+from qtool.claims import Exact, Rounds
+from qtool.core import METRICS, QtoolError
+from qtool.evidence import Evidence
+from qtool.frontier import MARGIN, Candidate, middle
+from qtool.goals import Drop
+from qtool.objectives import SCORE, Option
+from qtool.units import peak_name
+
+ALPHA = summary.ALPHA
+PEAK = "peak"
+PREFERENCES = {"latency": "latency_p50_s", "memory": PEAK, "disk": "disk_bytes", "score": SCORE}
+
+
+@dataclass(frozen=True)
+class Goals:
+    """Limits in base units (seconds, texts per second, bytes); None where there is none."""
+
+    max_drop: Drop | None = None
+    p95_s: float | None = None
+    p50_s: float | None = None
+    throughput_per_s: float | None = None
+    memory_bytes: float | None = None
+    disk_bytes: float | None = None
+    prefer: str = "latency"
+    objectives: Sequence[str] = ()
+
+    def limits(self, device: str) -> dict[str, tuple[str, float]]:
+        """Flag and limit of each metric that has one, with the memory that counts on a device."""
+        named = {
+            "latency_p50_s": ("--p50", self.p50_s),
+            "latency_p95_s": ("--p95", self.p95_s),
+            "throughput_per_s": ("--throughput", self.throughput_per_s),
+            peak_name(device): ("--memory", self.memory_bytes),
+            "disk_bytes": ("--disk", self.disk_bytes),
+        }
+        return {name: (flag, limit) for name, (flag, limit) in named.items() if limit is not None}
+
+
+def pick(run_dir: Path, goals: Goals) -> dict[str, Any]:
+    """The choice with its evidence, JSON-able. Raises QtoolError for a run that cannot be read or judged."""
+    found = evidence.load(run_dir)
+    for flag, needs in (("--max-drop", goals.max_drop), ("--prefer score", goals.prefer == "score")):
+        if needs and not found.scores:
+            raise QtoolError(
+                f"{flag}: {run_dir} was swept with --no-score. Leave it out, or sweep with --task."
+            )
+    whole = summary.of(found)
+    every = objectives.options(found, whole["rows"])
+    if not every:
+        raise QtoolError(f"{run_dir} has no recipe that finished. See qtool report {run_dir}.")
+    names = objectives.check(goals.objectives, every, found)
+    checks = _checks(found, every, goals)
+    candidates = [_candidate(found, option) for option in every]
+    pairs = frontier.compare(candidates, _scores_of(found, every))
+    pareto = objectives.describe(found, every, names, objectives.compare(found, every, names))
+    qualified = [c for c in candidates if all(check["met"] for check in checks[c.name])]
+    result: dict[str, Any] = {
+        "run": str(run_dir),
+        **{key: whole[key] for key in ("model", "task", "metric", "baseline")},
+        "prefer": goals.prefer,
+        "chosen": None,
+        "decided_by": None,
+        "tied": [],
+        "runner_up": None,
+        "evidence": [],
+        "options": [_told(option, checks[option.name], whole["metric"]) for option in every],
+        "not_ok": [
+            {key: row[key] for key in ("recipe", "device", "batch_size", "status", "cause")}
+            for row in whole["rows"]
+            if row["status"] != "ok"
+        ],
+        "relax": [],
+        "frontier": pareto,
+    }
+    if not qualified:
+        return result | {"relax": _relax(checks)}
+    order = [PREFERENCES[goals.prefer]]
+    order += [name for name in ("latency_p50_s", PEAK, "disk_bytes") if name not in order]
+    members = pareto["members"]
+    choice = frontier.choose(qualified, pairs, members, order, _baseline(found, every))
+    rest = [c for c in qualified if c.name != choice.name]
+    second = frontier.choose(rest, pairs, members, order, _baseline(found, every)) if rest else None
+    result |= {"chosen": choice.name, "decided_by": choice.decided_by, "tied": list(choice.tied)}
+    if second:
+        by_name = {c.name: c for c in candidates}
+        result["runner_up"] = second.name
+        result["evidence"] = _between(by_name[choice.name], by_name[second.name], pairs, found, every)
+    return result
+
+
+def _baseline(found: Evidence, every: Sequence[Option]) -> str | None:
+    """The baseline's own best place: what a recipe must be shown to better."""
+    own = [option for option in every if option.row["recipe"] == found.baseline]
+    return min(own, key=lambda o: o.value("latency_p50_s") or 0).name if own else None
+
+
+def _candidate(found: Evidence, option: Option) -> Candidate:
+    score = option.value(found.run["metric"]) if found.run["metric"] else None
+    values: dict[str, frontier.Numbers] = {
+        "latency_p50_s": option.numbers("latency_p50_s"),
+        PEAK: option.numbers(peak_name(option.device)),
+        "disk_bytes": option.numbers("disk_bytes"),
+    }
+    return Candidate(option.name, values | ({} if score is None else {SCORE: -score}))
+
+
+def _scores_of(found: Evidence, every: Sequence[Option]) -> Any:
+    return objectives.deltas(found, every) if found.scores else None
+
+
+def _checks(found: Evidence, every: Sequence[Option], goals: Goals) -> dict[str, list[dict[str, Any]]]:
+    """Every goal against every option: limit, value, interval, whether it is met and how close that was."""
+    checks: dict[str, list[dict[str, Any]]] = {}
+    claims = {device: _drop_claims(found, device, goals) for device in {option.device for option in every}}
+    for option in every:
+        own = [
+            _limit(option, name, flag, limit) for name, (flag, limit) in goals.limits(option.device).items()
+        ]
+        if found.scores:
+            own.insert(0, claims[option.device](option))
+        checks[option.name] = own
+    return checks
+
+
+def _limit(option: Option, name: str, flag: str, limit: float) -> dict[str, Any]:
+    cell, higher = option.row["metrics"][name], METRICS[name].better == "higher"
+    told = {"goal": flag, "metric": name, "limit": limit, **{k: cell[k] for k in ("value", "low", "high")}}
+    if cell["value"] is None:
+        return told | {"met": False, "close": False, "why": cell.get("reason") or "not known"}
+    met = cell["value"] >= limit if higher else cell["value"] <= limit
+    low, high = cell["low"], cell["high"]
+    close = low is None or high is None or low <= limit <= high
+    # an exact value is never close, even where it equals the limit
+    return told | {"met": met, "close": close and low != high, "why": None}
+
+
+def _drop_claims(found: Evidence, device: str, goals: Goals) -> Any:
+    """The score's check of an option on this device; a margin of 0.02 where no --max-drop is given."""
+    scores, metric = found.scores.get(device), found.run["metric"]
+
+    def unknown(option: Option, why: str) -> dict[str, Any]:
+        empty = {"limit": None, "value": None, "low": None, "high": None}
+        return {
+            "goal": "--max-drop",
+            "metric": "score_delta",
+            **empty,
+            "met": False,
+            "close": False,
+            "why": why,
+        }
+
+    if scores is None or found.baseline not in scores.predictions:
+        return lambda option: unknown(option, f"{found.baseline} was not scored on {device}")
+    base = scores.single(found.baseline, metric).value
+    margin = goals.max_drop.margin(base) if goals.max_drop else MARGIN
+    if not margin > 0:
+        raise QtoolError(
+            f"--max-drop {goals.max_drop}: {found.baseline} scores {base:g}, a share of it is no limit."
+        )
+    shown = scores.not_worse(found.baseline, margin)
+
+    def told(option: Option) -> dict[str, Any]:
+        recipe = option.row["recipe"]
+        if recipe == found.baseline:
+            exact = {"limit": -margin, "value": 0.0, "low": 0.0, "high": 0.0}
+            return {
+                "goal": "--max-drop",
+                "metric": "score_delta",
+                **exact,
+                "met": True,
+                "close": False,
+                "why": None,
+            }
+        if recipe not in shown:
+            return unknown(option, scores.problems.get(recipe, "it was not scored"))
+        change, p = scores.change(recipe, found.baseline), shown[recipe]
+        interval = change.interval() if change else scores.delta(recipe, found.baseline)
+        met, why = p <= ALPHA, None
+        if not met and change is not None:
+            needed = change.needed(-margin, ALPHA / max(1, len(shown)))
+            more = (
+                f"about {needed:,} examples would settle it"
+                if needed
+                else "no number of examples settles a tie"
+            )
+            why = (
+                "it lost more"
+                if interval.high is not None and interval.high < -margin
+                else f"not shown: {more}"
+            )
+        bound = change.interval(1 - 2 * ALPHA / max(1, len(shown))).low if change else None
+        return {
+            "goal": "--max-drop",
+            "metric": "score_delta",
+            "limit": -margin,
+            "value": interval.value,
+            "low": interval.low,
+            "high": interval.high,
+            "p_holm": p,
+            "bound": bound,
+            "met": met,
+            "close": ALPHA / 5 < p <= 5 * ALPHA,
+            "why": why,
+        }
+
+    return told
+
+
+def _told(option: Option, checks: list[dict[str, Any]], metric: str | None) -> dict[str, Any]:
+    names = [
+        "latency_p50_s",
+        "latency_p95_s",
+        "throughput_per_s",
+        "speedup",
+        peak_name(option.device),
+        "disk_bytes",
+    ]
+    names = ([metric, "score_delta"] if metric else []) + names
+    return {
+        "name": option.name,
+        **{key: option.row[key] for key in ("recipe", "device", "batch_size", "flips", "contended")},
+        "metrics": {name: option.row["metrics"][name] for name in names},
+        "checks": checks,
+        "removed_by": [check["goal"] for check in checks if not check["met"]],
+    }
+
+
+def _between(
+    chosen: Candidate, second: Candidate, pairs: frontier.Pairs, found: Evidence, every: Sequence[Option]
+) -> list[dict[str, Any]]:
+    """What separates the chosen from the runner-up: the ratio of each objective, and the change of score."""
+    lines: list[dict[str, Any]] = []
+    for name, verdict in pairs[chosen.name, second.name].items():
+        mine, its = chosen.values.get(name), second.values.get(name)
+        line: dict[str, Any] = {
+            "objective": name,
+            "verdict": verdict,
+            "ratio": None,
+            "low": None,
+            "high": None,
+        }
+        if isinstance(mine, Mapping) and isinstance(its, Mapping):
+            shared = sorted(r for r in mine.keys() & its.keys() if mine[r] > 0 and its[r] > 0)
+            interval = Rounds([mine[r] / its[r] for r in shared]).interval() if shared else None
+            if interval:
+                line |= {"ratio": interval.value, "low": interval.low, "high": interval.high}
+        elif name == SCORE:
+            deltas = objectives.deltas(found, every)[chosen.name, second.name]
+            line |= {"difference": deltas.value, "low": deltas.low, "high": deltas.high} if deltas else {}
+        elif middle(second, name):
+            ratio = Exact(middle(chosen, name) / middle(second, name)).value
+            line |= {"ratio": ratio, "low": ratio, "high": ratio}
+        lines.append(line)
+    return lines
+
+
+def _relax(checks: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The smallest change of one goal that lets something through; of all its unmet ones where one is not enough."""
+    found: dict[str, dict[str, Any]] = {}
+    fewest = min(sum(not check["met"] for check in own) for own in checks.values())
+    for name, own in checks.items():
+        unmet = [check for check in own if not check["met"]]
+        wanted = [(check, _relaxed(check)) for check in unmet]
+        if len(unmet) != fewest or any(to is None for _, to in wanted):
+            continue
+        entry = {
+            "name": name,
+            "goals": [
+                {"goal": c["goal"], "metric": c["metric"], "limit": c["limit"], "to": to} for c, to in wanted
+            ],
+            "excess": max(_excess(c["limit"], to) for c, to in wanted if to is not None),
+        }
+        key = " ".join(check["goal"] for check in unmet)
+        if key not in found or entry["excess"] < found[key]["excess"]:
+            found[key] = entry
+    return sorted(found.values(), key=lambda entry: entry["excess"])
+
+
+def _relaxed(check: Mapping[str, Any]) -> float | None:
+    """The limit that this option would meet; for a score the one that its bound, corrected for all, would show."""
+    if check["metric"] == "score_delta":
+        return check.get("bound")
+    return check["value"]
+
+
+def _excess(limit: float, to: float) -> float:
+    """By which factor a limit has to give way."""
+    return max(to / limit, limit / to) if limit and to and limit * to > 0 else float("inf")

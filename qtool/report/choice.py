@@ -1,0 +1,146 @@
+"""`qtool pick` in words: the choice, its evidence, the runner-up, what removed the others, the frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from qtool.core import METRICS
+from qtool.report.text import printable
+from qtool.units import between, change, number, with_unit
+
+WORDS = {"latency_p50_s": "p50", "peak": "peak memory", "disk_bytes": "size on disk", "score": "score"}
+VERDICTS = {
+    "better": "shown to be better",
+    "worse": "shown to be worse",
+    "tie": "the same within the tie margin",
+    "unresolved": "not told apart",
+}
+
+
+def render(found: Mapping[str, Any]) -> str:
+    """Lines for a terminal or a log."""
+    lines = _lead(found)
+    chosen = next((o for o in found["options"] if o["name"] == found["chosen"]), None)
+    if chosen:
+        lines += _facts(found, chosen)
+    if found["runner_up"]:
+        lines += _runner_up(found)
+    removed = [option for option in found["options"] if option["removed_by"]]
+    if removed:
+        lines += ["", "removed by a goal"]
+        for option in removed:
+            told = [_check(found, check) for check in option["checks"] if not check["met"]]
+            lines.append(f"  {option['name']}: {'; '.join(told)}")
+    if found["not_ok"]:
+        lines += ["", "not measured"]
+        for row in found["not_ok"]:
+            lines.append(
+                f"  {row['recipe']} on {row['device']} batch {row['batch_size']}: {row['status']}: {row['cause']}"
+            )
+    lines += ["", *_frontier(found["frontier"])]
+    return "\n".join(
+        printable(line) if not line.startswith("  ") else "  " + printable(line) for line in lines
+    )
+
+
+def _lead(found: Mapping[str, Any]) -> list[str]:
+    if found["chosen"]:
+        return [f"take {found['chosen']} ({found['model']}, preferring {found['prefer']})"]
+    lines = ["no recipe satisfies every goal"]
+    for entry in found["relax"]:
+        parts = []
+        for goal in entry["goals"]:
+            was, now = (
+                _limit(found, goal["metric"], goal[key], rounded=key == "to") for key in ("limit", "to")
+            )
+            parts.append(f"{goal['goal']} from {was} to {now}")
+        lines.append(f"  relax {' and '.join(parts)}: then {entry['name']} satisfies")
+    if not found["relax"]:
+        lines.append("  no goal can be relaxed so far that a recipe satisfies: see what removed each")
+    return lines
+
+
+def _facts(found: Mapping[str, Any], option: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, cell in option["metrics"].items():
+        if cell["value"] is None:
+            continue
+        if name == "score_delta":
+            told = change(found["metric"], cell["value"]) + between(
+                cell, lambda x: change(found["metric"], x)
+            )
+            flips = option["flips"]
+            more = f", {flips['gained']} answers gained, {flips['lost']} lost" if flips else ""
+            lines.append(f"  change of score {told}{more}")
+            continue
+        exact = cell["low"] == cell["high"]
+        interval = "" if exact else between(cell, lambda x, name=name: number(name, x))
+        lines.append(f"  {METRICS[name].label} {with_unit(name, cell['value'])}{interval}")
+    for check in option["checks"]:
+        lines.append(f"  {_check(found, check)}")
+    if option["contended"]:
+        lines.append("  other work used the CPUs while it ran: sweep again on an idle machine")
+    return lines
+
+
+def _check(found: Mapping[str, Any], check: Mapping[str, Any]) -> str:
+    metric, goal = check["metric"], check["goal"]
+    if check["limit"] is None or check["value"] is None:
+        return f"{goal}: {check['why']}"
+    limit = _limit(found, metric, check["limit"])
+    if metric == "score_delta":
+        value = change(found["metric"], check["value"])
+        interval = between(dict(check), lambda x: change(found["metric"], x))
+    else:
+        value = with_unit(metric, check["value"])
+        interval = "" if check["low"] == check["high"] else between(dict(check), lambda x: number(metric, x))
+    verdict = "met" if check["met"] else "not met"
+    close = ", a close call" if check["close"] else ""
+    why = f", {check['why']}" if check["why"] else ""
+    return f"{goal} {limit} {verdict}: {value}{interval}{close}{why}"
+
+
+def _limit(found: Mapping[str, Any], metric: str, value: float, rounded: bool = False) -> str:
+    """A limit as it is typed: the fall of a score without its sign, absolute, and never tighter than it is."""
+    if metric == "score_delta":
+        fall = -value
+        return f"{fall + 5e-5:.4f}" if rounded else f"{fall:.4g}"
+    return with_unit(metric, value)
+
+
+def _runner_up(found: Mapping[str, Any]) -> list[str]:
+    lines = ["", f"runner-up {found['runner_up']}; against it {found['chosen']} has"]
+    for line in found["evidence"]:
+        name = line["objective"]
+        if line.get("difference") is not None:
+            size = change(found["metric"], line["difference"]) + between(
+                dict(line), lambda x: change(found["metric"], x)
+            )
+        elif line["ratio"] is not None:
+            exact = line["low"] == line["high"]
+            size = f"{line['ratio']:.2f}x" + ("" if exact else between(dict(line), lambda x: f"{x:.2f}"))
+        else:
+            continue
+        lines.append(f"  {WORDS[name]} {size}: {VERDICTS[line['verdict']]}")
+    if found["tied"]:
+        by = "its place on the frontier" if found["decided_by"] == "frontier" else WORDS[found["decided_by"]]
+        tied = ", ".join(found["tied"])
+        preferred = {"latency": "p50", "memory": "peak memory", "disk": "size", "score": "score"}[
+            found["prefer"]
+        ]
+        lines.append(
+            f"  the evidence cannot separate it in {preferred} from {tied}; the tie was broken by {by}"
+        )
+    return lines
+
+
+def _frontier(pareto: Mapping[str, Any]) -> list[str]:
+    lines = [f"frontier over {', '.join(pareto['objectives'])}: {', '.join(pareto['members'])}"]
+    if pareto["near_the_edge"]:
+        shares = [f"{name} {100 * pareto['probability'][name]:.0f} %" for name in pareto["near_the_edge"]]
+        lines.append(f"  near the edge, on it in this share of resamples: {', '.join(shares)}")
+    value = pareto["hypervolume"]
+    told = f"{value:.4f}" if value is not None else f"not given: {pareto['hypervolume_reason']}"
+    lines.append(f"  hypervolume {told}")
+    return lines

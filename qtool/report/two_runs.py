@@ -1,0 +1,82 @@
+"""`qtool compare` as a table: A, B and the change, and why a change is not given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from qtool.core import METRICS
+from qtool.units import NONE, between, change, number, unit
+
+MARKS = {"better": "+", "worse": "-", "tie": "=", "unresolved": "~", None: ""}
+
+
+def render(found: Mapping[str, Any]) -> str:
+    """Lines for a terminal or a log, never cut to a width."""
+    lines = [
+        f"{side.upper()}  {found[side]['run']}: {found[side]['model']}, {found[side]['task'] or 'no task'}"
+        for side in "ab"
+    ]
+    for difference in found["differences"]:
+        one, two = (json.dumps(difference[side], ensure_ascii=False) for side in "ab")
+        spoils = ", ".join(difference["spoils"])
+        lines.append(f"not the same {difference['what']}: A {one}, B {two}; not compared: {spoils}")
+    lines += [f"note: {note}" for note in found["notes"]]
+    columns = list(dict.fromkeys(column for row in found["rows"] for column in row["columns"]))
+    header = ["recipe", "on", "batch"]
+    for column in columns:
+        metric = found["a"]["metric"] if column == "score" else column
+        header += [f"{METRICS[metric].label} {unit(metric)}".strip() + " A", "B", "change"]
+    table = [header]
+    for row in found["rows"]:
+        line = [row["recipe"], row["device"], str(row["batch_size"])]
+        for column in columns:
+            line += _cells(found, column, row["columns"].get(column))
+        table.append(line)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines.append("")
+    for line in table:
+        lines.append(
+            "  ".join(
+                word.ljust(width) if n < 2 else word.rjust(width)
+                for n, (word, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+        )
+    for side in "ab":
+        only = found[f"only_in_{side}"]
+        if only:
+            named = ", ".join(f"{recipe} {device} batch {size}" for recipe, device, size in only)
+            lines.append(f"only in {side.upper()}: {named}")
+    reasons = {
+        (column, cell["reason"])
+        for row in found["rows"]
+        for column, cell in row["columns"].items()
+        if cell["reason"]
+    }
+    lines += [
+        "",
+        "change is B over A (score: B less A) with its 95 % interval; + better, - worse, = tied, ~ not told apart",
+    ]
+    lines += [f"no change of {column}: {reason}" for column, reason in sorted(reasons)]
+    return "\n".join(line if line.startswith("  ") else printable_row(line) for line in lines)
+
+
+def printable_row(line: str) -> str:
+    """A line without control characters; the table's spaces stay."""
+    return "".join(c if c.isprintable() else " " for c in line)
+
+
+def _cells(found: Mapping[str, Any], column: str, cell: Mapping[str, Any] | None) -> list[str]:
+    if cell is None:
+        return [NONE] * 3
+    metric = {side: found[side]["metric"] if column == "score" else column for side in "ab"}
+    values = [number(metric[side], cell[side]) for side in "ab"]
+    if cell["change"] is None:
+        return [*values, NONE]
+    if column == "score":
+        told = change(metric["a"], cell["change"]) + between(dict(cell), lambda x: change(metric["a"], x))
+    else:
+        exact = cell["low"] == cell["high"]
+        told = f"{cell['change']:.3g}x" + ("" if exact else between(dict(cell), lambda x: f"{x:.3g}"))
+    return [*values, told + MARKS[cell["verdict"]]]
