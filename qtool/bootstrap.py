@@ -39,7 +39,8 @@ class Bootstrap:
     the compared alone does, spread over the classes. That carries the adjustment of Bonett & Price 2012
     (J. Educ. Behav. Stat. 37:479-488) to metrics without a closed form: a plain bootstrap of two models that
     never differ would have no width at all. With about four flips expected (1 % of 400 examples) the interval
-    covers 95 to 96 % in simulation, unevenly: up to 4 % of the misses lie on one side. Resampling whole examples, paired by resample: Koehn 2004 (EMNLP).
+    covers 95 to 96 % in simulation, unevenly: it misses on one side in 4 % of runs.
+    Resampling whole examples, paired by resample: Koehn 2004 (EMNLP).
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from qtool import evidence, frontier
 from qtool.bootstrap import Bootstrap
 from qtool.core import METRICS, SCORES, QtoolError, did_you_mean
 from qtool.evidence import Evidence
-from qtool.frontier import Candidate, Numbers
+from qtool.frontier import Numbers
 from qtool.rows import Trial
 from qtool.stats import Array, Interval
 from qtool.units import peak_name
@@ -25,6 +25,9 @@ FIRM = 0.95
 """A place on the frontier, or off it, that holds in fewer resamples is near the edge."""
 WORSE_COST, WORSE_SCORE = 1.25, 0.05
 """The reference point of the hypervolume: a quarter dearer than the baseline, and five points worse."""
+
+
+Deltas = Mapping[tuple[str, str], Interval | None]
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,13 @@ def check(names: Sequence[str], every: Sequence[Option], found: Evidence) -> lis
     return list(dict.fromkeys(names))
 
 
-def compare(
-    found: Evidence, every: Sequence[Option], names: Sequence[str]
-) -> dict[tuple[str, str], dict[str, frontier.Evidence]]:
-    """Evidence for every ordered pair of options; a score is compared on one device, on the same examples."""
-    plain = [name for name in names if name != SCORE]
-    made = [Candidate(o.name, {name: o.numbers(name) for name in plain}) for o in every]
-    return frontier.compare(made, deltas(found, every) if SCORE in names else None)
+def only(pairs: frontier.Pairs, names: Sequence[str]) -> frontier.Pairs:
+    """The evidence on some objectives alone."""
+    return {pair: {name: told[name] for name in names if name in told} for pair, told in pairs.items()}
 
 
-def deltas(found: Evidence, every: Sequence[Option]) -> dict[tuple[str, str], Interval | None]:
+def deltas(found: Evidence, every: Sequence[Option]) -> Deltas:
+    """Score of the first option less that of the second, on one device and the same examples; None across devices."""
     told = {
         device: evidence.deltas(
             list(dict.fromkeys(o.row["recipe"] for o in every if o.device == device)), scores, found.baseline

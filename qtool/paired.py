@@ -57,13 +57,15 @@ class PairedScores:
         self._order = sorted(self.predictions)
         self._bootstrap = cache(self._resample)
         self.change = cache(self._change)
+        self.not_worse = cache(self._not_worse)
+        self.single = cache(self._single)
         self.delta = cache(self._delta)
 
     def _resample(self, metric: str) -> Bootstrap:
         every = np.stack([self.predictions[recipe] for recipe in self._order])
         return Bootstrap(metric, self.labels, every, self.classes)
 
-    def single(self, recipe: str, metric: str) -> Interval:
+    def _single(self, recipe: str, metric: str) -> Interval:
         """A recipe's score: Wilson for accuracy, bootstrap for the others."""
         own = self.predictions[recipe]
         if metric == "accuracy":
@@ -94,7 +96,7 @@ class PairedScores:
         )
         return Interval(new - old)
 
-    def not_worse(self, baseline: str, margin: float) -> dict[str, float]:
+    def _not_worse(self, baseline: str, margin: float) -> dict[str, float]:
         """Holm-adjusted p of the claim, for every other recipe, that its score is not worse by `margin` or more.
 
         The recipes are one family: each claim is made beside all the others.

@@ -22,6 +22,7 @@ from qtool.units import peak_name
 
 ALPHA = summary.ALPHA
 PEAK = "peak"
+WEIGHED = ("latency_p50_s", PEAK, "disk_bytes", SCORE)
 PREFERENCES = {"latency": "latency_p50_s", "memory": PEAK, "disk": "disk_bytes", "score": SCORE}
 
 
@@ -58,29 +59,31 @@ def pick(run_dir: Path, goals: Goals) -> dict[str, Any]:
             raise QtoolError(
                 f"{flag}: {run_dir} was swept with --no-score. Leave it out, or sweep with --task."
             )
-    whole = summary.of(found)
-    every = objectives.options(found, whole["rows"])
+    rows = [row for group in found.groups for row in summary.make_rows(found, group)]
+    every = objectives.options(found, rows)
     if not every:
         raise QtoolError(f"{run_dir} has no recipe that finished. See qtool report {run_dir}.")
     names = objectives.check(goals.objectives, every, found)
     checks = _checks(found, every, goals)
-    candidates = [_candidate(found, option) for option in every]
-    pairs = frontier.compare(candidates, _scores_of(found, every))
-    pareto = objectives.describe(found, every, names, objectives.compare(found, every, names))
+    candidates = [_candidate(found, option, names) for option in every]
+    deltas = objectives.deltas(found, every) if found.scores else None
+    pairs = frontier.compare(candidates, deltas)
+    pareto = objectives.describe(found, every, names, objectives.only(pairs, names))
     qualified = [c for c in candidates if all(check["met"] for check in checks[c.name])]
     result: dict[str, Any] = {
         "run": str(run_dir),
-        **{key: whole[key] for key in ("model", "task", "metric", "baseline")},
+        **{key: found.run[key] for key in ("model", "task", "metric")},
+        "baseline": found.baseline,
         "prefer": goals.prefer,
         "chosen": None,
         "decided_by": None,
         "tied": [],
         "runner_up": None,
         "evidence": [],
-        "options": [_told(option, checks[option.name], whole["metric"]) for option in every],
+        "options": [_told(option, checks[option.name], found.run["metric"]) for option in every],
         "not_ok": [
             {key: row[key] for key in ("recipe", "device", "batch_size", "status", "cause")}
-            for row in whole["rows"]
+            for row in rows
             if row["status"] != "ok"
         ],
         "relax": [],
@@ -98,7 +101,7 @@ def pick(run_dir: Path, goals: Goals) -> dict[str, Any]:
     if second:
         by_name = {c.name: c for c in candidates}
         result["runner_up"] = second.name
-        result["evidence"] = _between(by_name[choice.name], by_name[second.name], pairs, found, every)
+        result["evidence"] = _between(by_name[choice.name], by_name[second.name], pairs, deltas)
     return result
 
 
@@ -108,18 +111,14 @@ def _baseline(found: Evidence, every: Sequence[Option]) -> str | None:
     return min(own, key=lambda o: o.value("latency_p50_s") or 0).name if own else None
 
 
-def _candidate(found: Evidence, option: Option) -> Candidate:
+def _candidate(found: Evidence, option: Option, names: Sequence[str]) -> Candidate:
     score = option.value(found.run["metric"]) if found.run["metric"] else None
-    values: dict[str, frontier.Numbers] = {
+    values: dict[str, frontier.Numbers] = {name: option.numbers(name) for name in names if name != SCORE} | {
         "latency_p50_s": option.numbers("latency_p50_s"),
         PEAK: option.numbers(peak_name(option.device)),
         "disk_bytes": option.numbers("disk_bytes"),
     }
     return Candidate(option.name, values | ({} if score is None else {SCORE: -score}))
-
-
-def _scores_of(found: Evidence, every: Sequence[Option]) -> Any:
-    return objectives.deltas(found, every) if found.scores else None
 
 
 def _checks(found: Evidence, every: Sequence[Option], goals: Goals) -> dict[str, list[dict[str, Any]]]:
@@ -240,11 +239,14 @@ def _told(option: Option, checks: list[dict[str, Any]], metric: str | None) -> d
 
 
 def _between(
-    chosen: Candidate, second: Candidate, pairs: frontier.Pairs, found: Evidence, every: Sequence[Option]
+    chosen: Candidate, second: Candidate, pairs: frontier.Pairs, deltas: objectives.Deltas | None
 ) -> list[dict[str, Any]]:
     """What separates the chosen from the runner-up: the ratio of each objective, and the change of score."""
     lines: list[dict[str, Any]] = []
-    for name, verdict in pairs[chosen.name, second.name].items():
+    for name in WEIGHED:
+        verdict = pairs[chosen.name, second.name].get(name)
+        if verdict is None:
+            continue
         mine, its = chosen.values.get(name), second.values.get(name)
         line: dict[str, Any] = {
             "objective": name,
@@ -259,8 +261,8 @@ def _between(
             if interval:
                 line |= {"ratio": interval.value, "low": interval.low, "high": interval.high}
         elif name == SCORE:
-            deltas = objectives.deltas(found, every)[chosen.name, second.name]
-            line |= {"difference": deltas.value, "low": deltas.low, "high": deltas.high} if deltas else {}
+            delta = deltas[chosen.name, second.name] if deltas else None
+            line |= {"difference": delta.value, "low": delta.low, "high": delta.high} if delta else {}
         elif middle(second, name):
             ratio = Exact(middle(chosen, name) / middle(second, name)).value
             line |= {"ratio": ratio, "low": ratio, "high": ratio}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -121,8 +121,10 @@ def _t(degrees: int, confidence: float) -> float:
 
 def _t_bounds(values: Sequence[float], confidence: float) -> tuple[float, float]:
     # a run compares thousands of pairs of three rounds: arrays of three cost more than they save
-    half = _t(len(values) - 1, confidence) * stdev(values) / math.sqrt(len(values))
-    return fmean(values) - half, fmean(values) + half
+    n, mean = len(values), fmean(values)
+    variance = math.fsum((x - mean) ** 2 for x in values) / (n - 1)
+    half = _t(n - 1, confidence) * math.sqrt(variance / n)
+    return mean - half, mean + half
 
 
 def t_mean(values: Sequence[float], confidence: float = 0.95) -> Interval:

@@ -65,42 +65,21 @@ def _group(evidence: Evidence, group: tuple[str, int]) -> tuple[list[Row], dict[
     against, scores = evidence.baseline, evidence.scores.get(device)
     trials = [trial for trial in evidence.trials if trial.group == group]
     ok = [trial for trial in trials if trial.status == "ok"]
-    baseline = next((trial for trial in ok if trial.recipe == against), None)
     objectives = ["latency_p50_s", peak_name(device), "disk_bytes"]
     candidates = [candidate(trial, objectives) for trial in ok]
     pairs = frontier.compare(candidates, deltas([t.recipe for t in ok], scores, against))
     members = frontier.front([t.recipe for t in ok], pairs)
-    claims = scores.not_worse(against, frontier.MARGIN) if scores else {}
     provisional = any(len(trial.rounds) < 2 for trial in ok)
-    names = evidence.run.get("metrics") or []
-    rows: list[Row] = []
-    for trial in trials:
-        good = trial.status == "ok"
+    rows = make_rows(evidence, group)
+    for row in rows:
         # With one round nothing was told apart and nothing was shown to tie.
-        others = [t.recipe for t in ok if t is not trial] if good and not provisional else []
-        rows.append(
-            {
-                "recipe": trial.recipe,
-                "device": device,
-                "batch_size": batch_size,
-                "status": trial.status,
-                "cause": trial.cause,
-                "next_step": trial.next_step,
-                "description": trial.entry.get("description") or "",
-                "metrics": make_metrics(trial, baseline, scores, names, against) if good else {},
-                "on_frontier": trial.recipe in members,
-                "ties": [
-                    other
-                    for other in others
-                    if pairs[trial.recipe, other]["latency_p50_s"] in ("tie", "unresolved")
-                ],
-                "flips": _flips(trial.recipe, scores, against) if good else None,
-                "not_worse": _claim(trial.recipe, claims) if good else None,
-                "round_spread": _spread(trial, evidence.run) if good else None,
-                "contended": trial.contended,
-                "audit": (trial.score.values.get("audit") if trial.score else None) or {},
-            }
-        )
+        others = [t.recipe for t in ok if t.recipe != row["recipe"]] if row["status"] == "ok" else []
+        row["on_frontier"] = row["recipe"] in members
+        row["ties"] = [
+            other
+            for other in others
+            if not provisional and pairs[row["recipe"], other]["latency_p50_s"] in ("tie", "unresolved")
+        ]
     shown = [row["recipe"] for row in rows if row["status"] == "ok" and _qualifies(row, scores, against)]
     qualified = [each for each in candidates if each.name in shown]
     choice = frontier.choose(qualified, pairs, members, objectives, against) if qualified else None
@@ -120,6 +99,39 @@ def _group(evidence: Evidence, group: tuple[str, int]) -> tuple[list[Row], dict[
             baseline=against,
         ),
     }
+
+
+def make_rows(evidence: Evidence, group: tuple[str, int]) -> list[Row]:
+    """The rows of one device and batch size, without what compares them with each other."""
+    device, batch_size = group
+    against, scores = evidence.baseline, evidence.scores.get(device)
+    claims = scores.not_worse(against, frontier.MARGIN) if scores else {}
+    baseline = evidence.trial(against, group)
+    baseline = baseline if baseline and baseline.status == "ok" else None
+    names = evidence.run.get("metrics") or []
+    rows: list[Row] = []
+    for trial in evidence.trials:
+        if trial.group != group:
+            continue
+        good = trial.status == "ok"
+        rows.append(
+            {
+                "recipe": trial.recipe,
+                "device": device,
+                "batch_size": batch_size,
+                "status": trial.status,
+                "cause": trial.cause,
+                "next_step": trial.next_step,
+                "description": trial.entry.get("description") or "",
+                "metrics": make_metrics(trial, baseline, scores, names, against) if good else {},
+                "flips": _flips(trial.recipe, scores, against) if good else None,
+                "not_worse": _claim(trial.recipe, claims) if good else None,
+                "round_spread": _spread(trial, evidence.run) if good else None,
+                "contended": trial.contended,
+                "audit": (trial.score.values.get("audit") if trial.score else None) or {},
+            }
+        )
+    return rows
 
 
 def _qualifies(row: Row, scores: PairedScores | None, baseline: str) -> bool:

@@ -30,6 +30,24 @@ CASES = [
     ("unknown device", "sweep {m} --no-score --device tpu", "invalid choice: 'tpu'"),
     ("no GPU", "sweep {m} --no-score --device cuda", "none is visible"),
     ("rounds of zero", "sweep {m} --no-score --rounds 0", "0 is out of range, expected 1 or more"),
+    ("rounds that are a word", "sweep {m} --no-score --rounds many", "'many' is not a whole number, or auto"),
+    ("a width that is no percentage", "sweep {m} --no-score --speedup-within 0.1", "such as 10%"),
+    ("a budget without a unit", "sweep {m} --no-score --time-budget 30", "the unit is missing"),
+    (
+        "a budget of an unknown unit",
+        "sweep {m} --no-score --time-budget 30m",
+        "unknown unit 'm'. Known: h, min, s",
+    ),
+    ("policy missing", "sweep {m} --no-score --policy {d}/none.yaml", "cannot read the policy"),
+    (
+        "policy on an unknown recipe",
+        "sweep {m} --no-score --policy {d}/policy.yaml",
+        "'bf61' is not in the run",
+    ),
+    ("a gate without a policy", "gate {d}/run", "--policy"),
+    ("a gate on no run", "gate {d} --policy {d}/policy.yaml", "holds no run"),
+    ("a pick from no run", "pick {d}", "holds no run"),
+    ("a comparison with no run", "compare {d} {d}", "holds no run"),
     ("negative batch", "sweep {m} --no-score --batch-size -1", "expected"),
     ("batch that is no number", "sweep {m} --no-score --batch-size two", "'two' is not a whole number"),
     ("limit of zero", "sweep {m} --no-score --limit 0", "out of range"),
@@ -207,6 +225,7 @@ def places(tmp_path_factory):
         {"format": "pt"},
     )
     (broken / "models.yaml").write_text(f"- {{model: {broken}/nothing, task: sst2}}\n")
+    (broken / "policy.yaml").write_text("recipes: {bf61: {max_disk: 1MB}}\n")
     (broken / "list.jsonl").write_text('{"text": "a", "label": ["positive"]}\n')
     (broken / "half.jsonl").write_text('{"text": "a \\ud800", "label": "positive"}\n')
     (broken / "labels.csv").write_text("text,label\na,neutral\n")

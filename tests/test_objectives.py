@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qtool import evidence, objectives, summary
+from qtool import evidence, frontier, objectives, summary
 from qtool.core import QtoolError
+from qtool.frontier import Candidate
 from tests.run_folder import Made, write_run
 
 LABELS = [0, 1] * 50
@@ -76,9 +77,11 @@ def test_what_is_the_same_everywhere_is_on_the_frontier_every_time(tmp_path):
 def test_a_metric_that_is_better_when_higher_is_turned_round(tmp_path):
     recipes = {"fp32": made(), "int8": made((0.005, 0.0051, 0.0049))}
     found, every = load(tmp_path, recipes)
-    pairs = objectives.compare(found, every, ["throughput_per_s", "agreement"])
+    names = ["throughput_per_s", "agreement"]
+    made_ = [Candidate(o.name, {name: o.numbers(name) for name in names}) for o in every]
+    pairs = frontier.compare(made_, None)
     assert pairs["int8", "fp32"]["throughput_per_s"] == "better"
-    told = objectives.describe(found, every, ["throughput_per_s"], pairs)
+    told = objectives.describe(found, every, names[:1], objectives.only(pairs, names[:1]))
     assert told["members"] == ["int8"]
 
 

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats as scipy_stats
 from statsmodels.stats.proportion import proportion_confint
 
+from qtool import evidence
 from qtool.core import METRICS, SCORES, Measurement, QtoolError
 from qtool.summary import summarise
 from tests.run_folder import STARTED, Made, save, times, write_run
@@ -455,3 +456,45 @@ def test_a_correlation_of_a_handful_is_given_no_interval_and_recommends_nothing(
     if not bounded:
         assert "needs 10 examples" in delta["reason"]
         assert summary["frontier"][0]["recommended"] == "fp32"
+
+
+def test_a_recipe_is_unsettled_while_its_interval_reaches_further_than_asked(tmp_path):
+    # log ratios log 2 +- 0.02: half-width 4.303 x 0.02 / sqrt(3) = 0.0497, a factor 1.051
+    rounds = tuple(0.005 * np.exp(x) for x in (-0.02, 0.0, 0.02))
+    run = write_run(
+        tmp_path, {"fp32": made(), "int8": made(rounds), "gone": made(bad={"build": ("oom", "x", None)})}
+    )
+    found = evidence.load_times(run)
+    assert [trial.recipe for trial in evidence.unsettled(found, 0.05)] == ["int8"]
+    assert evidence.unsettled(found, 0.052) == []
+
+
+def test_rounds_that_differ_more_than_was_asked_are_called_unstable(tmp_path):
+    # log p50 0, 0.2 and 0.4: standard deviation 0.2, so 22 %
+    rounds = tuple(0.005 * np.exp(x) for x in (0.0, 0.2, 0.4))
+    summary = swept(tmp_path, {"fp32": made(), "int8": made(rounds)})
+    spread = row(summary, "int8")["round_spread"]
+    assert spread == {"ratio": pytest.approx(np.exp(0.2) - 1), "asked": 0.10, "unstable": True}
+    assert (
+        "Unstable: from process to process the p50 differs, int8 by 22 %" in summary["frontier"][0]["reason"]
+    )
+    assert not row(summary, "fp32")["round_spread"]["unstable"]
+
+
+def test_not_worse_is_claimed_for_all_recipes_together(tmp_path):
+    # each alone is shown (p about 0.013); beside six others like it Holm asks for 0.025 / 7
+    alone = swept(tmp_path / "a", {"fp32": made(), "r0": made(gained=14, lost=18)})
+    many = swept(tmp_path / "b", {"fp32": made()} | {f"r{i}": made(gained=14, lost=18) for i in range(40)})
+    first = row(alone, "r0")["not_worse"]
+    assert first["shown"]
+    assert row(many, "r0")["not_worse"]["p_holm"] == pytest.approx(min(1.0, 40 * first["p_holm"]))
+
+
+def test_how_far_the_outputs_moved_stands_beside_the_score(tmp_path):
+    summary = swept(tmp_path, {"fp32": made(), "int8": made(FAST, gained=5, lost=5)})
+    # stored logits are one-hot: a changed answer moves two logits by 1 and the probabilities e/(1+e), 1/(1+e) swap
+    p = np.exp(1) / (1 + np.exp(1))
+    assert metric(summary, "int8", "max_logit_difference")["value"] == 1
+    assert metric(summary, "int8", "mean_kl")["value"] == pytest.approx(0.01 * (2 * p - 1))
+    assert metric(summary, "fp32", "mean_kl")["value"] == 0
+    assert metric(summary, "fp32", "calibration_error")["value"] == pytest.approx(0.9 - p)

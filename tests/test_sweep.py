@@ -540,3 +540,77 @@ def test_three_permuted_classes_score_the_same_by_name_and_are_suspected_without
         assert ("the labels look permuted" in (out / "report.md").read_text()) == (name == "nameless")
     assert scores["original"] == scores["named"] == 1.0
     assert scores["nameless"] < 0.5
+
+
+def test_auto_rounds_measure_again_only_what_is_uncertain_and_its_baseline(quick, monkeypatch):
+    wide = iter(["bf16", None])
+
+    def unsettled(found, within):
+        name = next(wide)
+        assert within == 0.05
+        return [trial for trial in found.trials if trial.recipe == name]
+
+    monkeypatch.setattr(sweeping.evidence, "unsettled", unsettled)
+    flags = ("--recipe", "bf16", "--recipe", "int8-dynamic", "--rounds", "auto", "--speedup-within", "5%")
+    code, run = quick(*flags, "--limit", "8")
+    rounds = {
+        recipe: [m["round"] for m in lines_of(run) if m["stage"] == "measure" and m["recipe"] == recipe]
+        for recipe in ("fp32", "bf16", "int8-dynamic")
+    }
+    assert code == 0
+    assert rounds == {"fp32": [1, 2, 3, 4, 5, 6], "bf16": [1, 2, 3, 4, 5, 6], "int8-dynamic": [1, 2, 3, 4, 5]}
+
+
+def test_auto_rounds_end_with_the_time_budget(quick, monkeypatch, capsys):
+    monkeypatch.setattr(sweeping.evidence, "unsettled", lambda found, within: list(found.trials)[1:])
+    code, run = quick("--recipe", "bf16", "--rounds", "auto", "--time-budget", "0.001s", "--limit", "8")
+    assert code == 0
+    assert "the time budget is over; still wider than 10 %: bf16" in capsys.readouterr().err
+    assert max(m["round"] or 0 for m in lines_of(run)) == 5
+
+
+def test_a_policy_takes_five_rounds_and_its_verdict_is_the_exit_code(quick, tmp_path, capsys):
+    policy = tmp_path / "qtool.yaml"
+    for limit, expected in (("100GB", 0), ("1KB", 1)):
+        policy.write_text(f"all: {{max_disk: {limit}}}")
+        flags = ("--recipe", "bf16", "--policy", str(policy), "--limit", "8")
+        code, run = quick(
+            *flags, out=limit, base=tuple(word for word in BASE if word not in ("--rounds", "2"))
+        )
+        assert code == expected
+        assert "gate:" in capsys.readouterr().out
+        assert (run / "gate.xml").is_file()
+        assert max(m["round"] or 0 for m in lines_of(run)) == 5
+
+
+def test_a_policy_decides_what_a_failed_recipe_means(quick, tmp_path, monkeypatch):
+    policy = tmp_path / "qtool.yaml"
+    real = isolate.run
+
+    def broken(stage, spec, **more):
+        if stage == "measure" and spec["recipe"]["name"] == "bf16":
+            return isolate.Outcome("failed", {}, "it broke", None)
+        return real(stage, spec, **more)
+
+    monkeypatch.setattr(isolate, "run", broken)
+    flags = (
+        "--recipe",
+        "bf16",
+        "--recipe",
+        "int8-dynamic",
+        "--policy",
+        str(policy),
+        "--limit",
+        "8",
+        "--rounds",
+        "1",
+    )
+    for number, (text, expected) in enumerate(
+        [
+            ("all: {max_disk: 1GB}", 1),
+            ("{all: {max_disk: 1GB}, expected_failures: {bf16: known}}", 0),
+            ("recipes: {int8-dynamic: {max_disk: 1GB}}", 3),
+        ]
+    ):
+        policy.write_text(text)
+        assert quick(*flags, out=f"run-{number}")[0] == expected
