@@ -55,17 +55,6 @@ def advice(
         sentences.append(
             "Provisional: one round has no interval, so speed and memory are compared as they came."
         )
-    unstable = [
-        f"{name} by {100 * spread['ratio']:.0f} %"
-        for name in dict.fromkeys((choice.name, baseline))
-        if name in ok and (spread := ok[name].get("round_spread")) and spread["unstable"]
-    ]
-    if unstable:
-        asked = ok[choice.name]["round_spread"]["asked"]
-        sentences.append(
-            f"Unstable: from process to process the p50 differs, {' and '.join(unstable)} (asked: {100 * asked:g} %);"
-            " leave the machine to the sweep, or add --rounds auto."
-        )
     contended = [name for name in (choice.name, baseline) if name in ok and ok[name]["contended"]]
     if contended:
         named = " and ".join(dict.fromkeys(contended))

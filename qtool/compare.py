@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from qtool import comparability, evidence, rows, stats
+from qtool import comparability, evidence, objectives, rows, stats
 from qtool.core import METRICS, QtoolError
 from qtool.evidence import Evidence
 from qtool.frontier import TIE_RATIO, by_score
+from qtool.objectives import Option
 from qtool.paired import PairedScores
 from qtool.rows import Trial
 from qtool.stats import Interval
@@ -78,8 +79,8 @@ def compare(run_a: Path, run_b: Path) -> dict[str, Any]:
             }
         )
     return {
-        "a": _told(a),
-        "b": _told(b),
+        "a": _told(a) | _hypervolume(a),
+        "b": _told(b) | _hypervolume(b),
         "differences": differ,
         "notes": _notes(a, b),
         "rows": found,
@@ -109,6 +110,22 @@ def _columns(a: Evidence, b: Evidence, device: str) -> list[str]:
 def _told(found: Evidence) -> dict[str, Any]:
     keys = ("model", "task", "metric", "started_at")
     return {"run": str(found.run_dir), **{key: found.run.get(key) for key in keys}}
+
+
+def _hypervolume(found: Evidence) -> dict[str, Any]:
+    """Of all finished trials, over what both runs measured: a single figure of how good the offer is."""
+    every = []
+    for trial in found.trials:
+        side = Side(found, trial)
+        if trial.status == "ok":
+            values = side.metrics | {found.run["metric"]: {"value": side.value("score")}}
+            row = {"recipe": trial.recipe, "device": trial.group[0], "metrics": values}
+            every.append(Option(trial.recipe, row, trial))
+    if not every:
+        return {"hypervolume": None, "hypervolume_reason": "nothing finished"}
+    names = objectives.default(every, found.run["metric"])
+    value, reason = objectives.hypervolume_of(found, every, names)
+    return {"hypervolume": value, "hypervolume_reason": reason, "objectives": names}
 
 
 def _column(

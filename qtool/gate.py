@@ -248,6 +248,10 @@ def _need(check: Check, family: int, scored: int) -> dict[str, Any]:
         if needed is not None
         else f"the value lies so near the limit that no practical number of {what} would settle it"
     )
+    if _p_broken(check) <= check.alpha:
+        why = f"broken by itself, but not shown among {family} claims at once; {why}"
+    elif _p_kept(check) <= check.alpha:
+        why = f"kept by itself, but not shown among {scored} claims at once; {why}"
     return {"needed": needed, "why": why}
 
 

@@ -67,8 +67,7 @@ def options(found: Evidence, rows: Sequence[Row]) -> list[Option]:
 def check(names: Sequence[str], every: Sequence[Option], found: Evidence) -> list[str]:
     """The objectives as given, or score, p50, peak memory and disk. Raises QtoolError for one that has no values."""
     if not names:
-        peaks = list(dict.fromkeys(peak_name(option.device) for option in every))
-        return [*([SCORE] if found.scores else []), "latency_p50_s", *peaks[:1], "disk_bytes"]
+        return default(every, found.run["metric"])
     for name in names:
         if name != SCORE and name not in METRICS:
             raise QtoolError(
@@ -80,6 +79,11 @@ def check(names: Sequence[str], every: Sequence[Option], found: Evidence) -> lis
                 f"--objectives: no recipe of {found.run_dir} has a value of '{name}'. Leave it out, or measure it."
             )
     return list(dict.fromkeys(names))
+
+
+def default(every: Sequence[Option], metric: str | None) -> list[str]:
+    """What a sweep's own frontier is over; the memory is that of the first device."""
+    return [*([SCORE] if metric else []), "latency_p50_s", peak_name(every[0].device), "disk_bytes"]
 
 
 def only(pairs: frontier.Pairs, names: Sequence[str]) -> frontier.Pairs:
@@ -115,7 +119,7 @@ def describe(
     """Members, the share of resamples in which each option is on the frontier, and the hypervolume, JSON-able."""
     members = frontier.front([option.name for option in every], pairs)
     shares = standing(found, every, names)
-    value, reason = hypervolume_of(found, [o for o in every if o.name in members], names, every)
+    value, reason = hypervolume_of(found, every, names)
     return {
         "objectives": list(names),
         "members": members,
@@ -133,7 +137,7 @@ def describe(
 def standing(
     found: Evidence, every: Sequence[Option], names: Sequence[str], resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, float]:
-    """Share of bootstrap resamples in which nothing dominates an option's values.
+    """Share of bootstrap resamples in which nothing dominates an option's values, ties as the frontier has them.
 
     Rounds and examples are drawn with replacement, the same for all, so that pairs stay pairs (Efron &
     Tibshirani 1993, 8.6 and 16.2). Three rounds have ten distinct resamples: read the shares as coarse.
@@ -142,13 +146,16 @@ def standing(
     rounds = sorted({r for option in every for r in option.trial.rounds})
     drawn = rng.integers(0, len(rounds), (resamples, len(rounds)))
     costs = np.full((resamples, len(every), len(names)), np.inf)
+    tied = np.zeros(len(names))
     for column, name in enumerate(names):
         if name == SCORE:
+            tied[column] = frontier.MARGIN
             _score_costs(found, every, costs[:, :, column], resamples, seed)
             continue
         for row, option in enumerate(every):
             numbers = option.numbers(name)
             if isinstance(numbers, Mapping):
+                tied[column] = math.log(frontier.TIE_RATIO)
                 logs = np.array([math.log(numbers[r]) if numbers.get(r, 0) > 0 else np.nan for r in rounds])
                 chosen = logs[drawn]
                 known = np.isfinite(chosen)
@@ -157,7 +164,7 @@ def standing(
                 costs[:, row, column] = np.where(count > 0, total / np.maximum(count, 1), np.inf)
             elif numbers is not None:
                 costs[:, row, column] = numbers
-    return dict(zip([o.name for o in every], map(float, _undominated(costs).mean(axis=0)), strict=True))
+    return dict(zip([o.name for o in every], map(float, _undominated(costs, tied).mean(axis=0)), strict=True))
 
 
 def _score_costs(found: Evidence, every: Sequence[Option], costs: Array, resamples: int, seed: int) -> None:
@@ -176,35 +183,35 @@ def _score_costs(found: Evidence, every: Sequence[Option], costs: Array, resampl
                 costs[:, row] = -drawn[recipes.index(option.row["recipe"])]
 
 
-def _undominated(costs: Array) -> Array:
-    """Whether no other has costs at most as high everywhere and lower somewhere: (resamples, options)."""
+def _undominated(costs: Array, tied: Array | float = 0.0) -> Array:
+    """Whether no other is lower by more than `tied` somewhere and higher by more nowhere: (resamples, options)."""
     dominated = np.zeros(costs.shape[:2], bool)
     for other in range(costs.shape[1]):
         rival = costs[:, other : other + 1, :]
-        dominated |= (rival <= costs).all(axis=2) & (rival < costs).any(axis=2)
+        dominated |= (rival <= costs + tied).all(axis=2) & (rival < costs - tied).any(axis=2)
     return ~dominated
 
 
 def hypervolume_of(
-    found: Evidence, members: Sequence[Option], names: Sequence[str], every: Sequence[Option] | None = None
+    found: Evidence, every: Sequence[Option], names: Sequence[str]
 ) -> tuple[float | None, str | None]:
-    """Hypervolume of the members from a point a quarter dearer and five points worse than the baseline.
+    """Hypervolume of the options from a point a quarter dearer and five points worse than the baseline.
 
     Zitzler & Thiele 1999 (IEEE Trans. Evol. Comput. 3:257-271). Each objective is scaled to 0 at the reference
     point and 1 at no cost (or a perfect score), so 1 is the most and runs on one task can be set side by side.
     None with a reason where the baseline has no positive value.
     """
-    base = next((o for o in every or members if o.row["recipe"] == found.baseline), None)
+    base = next((o for o in every if o.row["recipe"] == found.baseline), None)
     if base is None:
         return None, f"{found.baseline} did not finish"
-    gains = np.zeros((len(members), len(names)))
+    gains = np.zeros((len(every), len(names)))
     for column, name in enumerate(names):
         metric = found.run["metric"] if name == SCORE else name
         against = base.value(metric)
         bounded = metric in (*SCORES, "agreement")
         if against is None or (against <= 0 and not bounded):
             return None, f"{base.name} has no positive {metric}"
-        for row, option in enumerate(members):
+        for row, option in enumerate(every):
             value = option.value(metric)
             if value is None:
                 continue

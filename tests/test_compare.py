@@ -47,6 +47,8 @@ def column(found, name, recipe="int8"):
 def test_runs_alike_are_compared_in_every_column(tmp_path):
     found = pair(tmp_path)
     assert found["differences"] == []
+    # int8 of A: score 0.9 from 0.85, half the time less 1.25: (0.05 / 0.15) (1 - 0.55 / 1.25) (1 - 1 / 1.25)^2
+    assert found["a"]["hypervolume"] == pytest.approx(0.05 / 0.15 * (1 - 0.55 / 1.25) * 0.2 * 0.2)
     p50 = column(found, "latency_p50_s")
     theirs = scipy_stats.ttest_ind(np.log(B), np.log(A), equal_var=False).confidence_interval()
     assert (p50["a"], p50["b"], p50["verdict"]) == (0.011, 0.006, "better")

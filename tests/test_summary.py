@@ -14,6 +14,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from qtool import evidence
 from qtool.core import METRICS, SCORES, Measurement, QtoolError
+from qtool.report import text
 from qtool.summary import summarise
 from tests.run_folder import STARTED, Made, save, times, write_run
 
@@ -475,9 +476,8 @@ def test_rounds_that_differ_more_than_was_asked_are_called_unstable(tmp_path):
     summary = swept(tmp_path, {"fp32": made(), "int8": made(rounds)})
     spread = row(summary, "int8")["round_spread"]
     assert spread == {"ratio": pytest.approx(np.exp(0.2) - 1), "asked": 0.10, "unstable": True}
-    assert (
-        "Unstable: from process to process the p50 differs, int8 by 22 %" in summary["frontier"][0]["reason"]
-    )
+    told = text.unstable(summary["rows"])
+    assert "the p50 differs by more than 10 % from process to process: int8 22 %." in told
     assert not row(summary, "fp32")["round_spread"]["unstable"]
 
 

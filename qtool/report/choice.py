@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool.core import METRICS
-from qtool.report.text import printable
+from qtool.report.text import one_line
 from qtool.units import between, change, number, with_unit
 
 WORDS = {"latency_p50_s": "p50", "peak": "peak memory", "disk_bytes": "size on disk", "score": "score"}
@@ -39,9 +39,7 @@ def render(found: Mapping[str, Any]) -> str:
                 f"  {row['recipe']} on {row['device']} batch {row['batch_size']}: {row['status']}: {row['cause']}"
             )
     lines += ["", *_frontier(found["frontier"])]
-    return "\n".join(
-        printable(line) if not line.startswith("  ") else "  " + printable(line) for line in lines
-    )
+    return "\n".join(map(one_line, lines))
 
 
 def _lead(found: Mapping[str, Any]) -> list[str]:

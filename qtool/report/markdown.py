@@ -57,6 +57,8 @@ def render(summary: dict[str, Any], run: dict[str, Any]) -> str:
             f"Frontier: {members}{' (provisional: one round)' if group['provisional'] else ''}",
             _table(header, [[_bold(cell) for cell in line] for line in lines], 3),
         ]
+        if unstable := text.unstable(rows):
+            parts.append(escape(f"{unstable[0].upper()}{unstable[1:]}."))
         problems = text.problems(rows)
         if problems:
             told = [f"- **{escape(what)}**: {escape(why)}" for what, why in problems]

@@ -48,6 +48,8 @@ def render(summary: dict[str, Any], run: dict[str, Any], *, width: int | None, c
         line()
         line(f"frontier: {', '.join(group['recipes']) or 'nothing finished'}" + _provisional(group))
         line(group["reason"], "green" if group["recommended"] else "red")
+        if unstable := text.unstable(rows):
+            line(unstable, "yellow")
     line()
     line(text.LEGEND, "dim")
     for note in summary["notes"]:

@@ -16,6 +16,11 @@ def printable(words: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in words).split()) if words else ""
 
 
+def one_line(words: str) -> str:
+    """As `printable`, but its spaces stay: a table's line, or an indented one."""
+    return "".join(c if c.isprintable() else " " for c in words)
+
+
 @dataclass(frozen=True)
 class Cell:
     """What one place of the table says; best of its column, or tied with what it is held against."""
@@ -109,6 +114,23 @@ def title(summary: dict[str, Any], run: dict[str, Any]) -> str:
     texts = "" if rows is None else f", {rows:,} rows"
     rounds = run.get("rounds")
     return f"{summary['model']}: {task}{texts}, {rounds} {'round' if rounds == 1 else 'rounds'}"
+
+
+def unstable(rows: list[Row]) -> str:
+    """The rows whose rounds differ more than was asked, in one sentence; '' where none does."""
+    found = [
+        (row["recipe"], row["round_spread"])
+        for row in rows
+        if (row.get("round_spread") or {}).get("unstable")
+    ]
+    if not found:
+        return ""
+    named = ", ".join(f"{recipe} {100 * spread['ratio']:.0f} %" for recipe, spread in found)
+    asked = 100 * found[0][1]["asked"]
+    return (
+        f"unstable, the p50 differs by more than {asked:g} % from process to process: {named}."
+        " Leave the machine to the sweep, or add --rounds auto"
+    )
 
 
 def problems(rows: list[Row]) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool.core import METRICS
+from qtool.report.text import one_line
 from qtool.units import NONE, between, change, number, unit
 
 MARKS = {"better": "+", "worse": "-", "tie": "=", "unresolved": "~", None: ""}
@@ -14,12 +15,15 @@ MARKS = {"better": "+", "worse": "-", "tie": "=", "unresolved": "~", None: ""}
 
 def render(found: Mapping[str, Any]) -> str:
     """Lines for a terminal or a log, never cut to a width."""
-    lines = [
-        f"{side.upper()}  {found[side]['run']}: {found[side]['model']}, {found[side]['task'] or 'no task'}"
-        for side in "ab"
-    ]
+    lines = []
+    for side in "ab":
+        run, volume = found[side], found[side]["hypervolume"]
+        told = run["hypervolume_reason"] if volume is None else f"{volume:.4f}"
+        lines.append(
+            f"{side.upper()}  {run['run']}: {run['model']}, {run['task'] or 'no task'}, hypervolume {told}"
+        )
     for difference in found["differences"]:
-        one, two = (json.dumps(difference[side], ensure_ascii=False) for side in "ab")
+        one, two = (_short(difference[side]) for side in "ab")
         spoils = ", ".join(difference["spoils"])
         lines.append(f"not the same {difference['what']}: A {one}, B {two}; not compared: {spoils}")
     lines += [f"note: {note}" for note in found["notes"]]
@@ -59,12 +63,14 @@ def render(found: Mapping[str, Any]) -> str:
         "change is B over A (score: B less A) with its 95 % interval; + better, - worse, = tied, ~ not told apart",
     ]
     lines += [f"no change of {column}: {reason}" for column, reason in sorted(reasons)]
-    return "\n".join(line if line.startswith("  ") else printable_row(line) for line in lines)
+    return "\n".join(map(one_line, lines))
 
 
-def printable_row(line: str) -> str:
-    """A line without control characters; the table's spaces stay."""
-    return "".join(c if c.isprintable() else " " for c in line)
+def _short(value: Any) -> str:
+    """A fact in few letters: of a content hash the first twelve tell runs apart."""
+    if isinstance(value, str) and len(value) == 64:
+        return value[:12]
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _cells(found: Mapping[str, Any], column: str, cell: Mapping[str, Any] | None) -> list[str]:

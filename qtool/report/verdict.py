@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from qtool import gate, policy, store
 from qtool.core import METRICS, QtoolError
 from qtool.report.markdown import escape
-from qtool.report.text import printable
+from qtool.report.text import one_line
 from qtool.units import between, change, number, with_unit
 
 RATIOS = {
@@ -56,7 +56,7 @@ def render(found: Mapping[str, Any]) -> str:
         for entry in sorted(found["checks"], key=lambda entry: order[entry["verdict"]])
     ]
     lines += [f"note: {note}" for note in found["notes"]]
-    return "\n".join(map(printable, [*lines, _verdict(found)]))
+    return "\n".join(map(one_line, [*lines, _verdict(found)]))
 
 
 def markdown(found: Mapping[str, Any]) -> str:
