@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import signal
 import sys
@@ -155,23 +154,19 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from qtool import compare
-    from qtool.report import two_runs
+    from qtool.report import to_json, two_runs
 
     found = compare.compare(options.run_a, options.run_b)
-    print(_json(found) if options.json else two_runs.render(found))
+    print(to_json(found) if options.json else two_runs.render(found))
     return 0
 
 
 def _gate(options: argparse.Namespace) -> int:
-    from qtool.report import verdict
+    from qtool.report import to_json, verdict
 
     found = verdict.hold(options.run, options.policy, options.reference)
-    print(_json(found) if options.json else verdict.render(found))
+    print(to_json(found) if options.json else verdict.render(found))
     return found["exit_code"]
-
-
-def _json(found: dict[str, Any]) -> str:
-    return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ COLUMNS = (*SCORE, *TIMES, *MEMORY, *DISK)
 FACTS = (
     ("model content", ("model_info", "content"), COLUMNS),
     ("task", ("task",), SCORE),
+    ("metric", ("metric",), SCORE),
     ("task data", ("data", "data_hash"), (*SCORE, *TIMES, *MEMORY)),
     ("host", ("host", "hash"), (*TIMES, *MEMORY)),
     ("threads", ("args", "threads"), (*TIMES, *MEMORY)),

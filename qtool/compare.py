@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool import comparability, evidence, objectives, rows, stats
+from qtool.claims import Rounds
 from qtool.core import METRICS, QtoolError
 from qtool.evidence import Evidence
 from qtool.frontier import TIE_RATIO, by_score
@@ -42,8 +43,8 @@ class Side:
 
     def by_round(self, column: str) -> list[float]:
         if column == "speedup":
-            estimate = evidence.speedup(self.trial, self.run.trial(self.run.baseline, self.trial.group))
-            return list(getattr(estimate, "values", [1.0]))
+            estimate = rows.speedup(self.trial, self.run.trial(self.run.baseline, self.trial.group))
+            return list(estimate.values) if isinstance(estimate, Rounds) else []
         return [value for value in (self.trial.series(column) or {}).values() if value > 0]
 
 
@@ -152,6 +153,8 @@ def _column(
         ratio = after / before
         verdict = "tie" if ratio == 1 else "better" if ratio < 1 else "worse"
         return cell | {"change": ratio, "low": ratio, "high": ratio, "verdict": verdict}
+    if column == "speedup" and one.trial.recipe == one.run.baseline:
+        return cell | {"change": 1.0, "low": 1.0, "high": 1.0, "verdict": "tie"}
     rounds_a, rounds_b = one.by_round(column), two.by_round(column)
     if not rounds_a or not rounds_b:
         return cell | {"reason": "it was not measured in every round"}

@@ -5,17 +5,17 @@ Everything that decides (summary, pick, compare, gate) starts here. No model is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qtool import store
-from qtool.claims import Exact, Rounds
+from qtool.claims import Rounds
 from qtool.core import BASELINE, METRICS, Measurement, QtoolError
 from qtool.frontier import Candidate, Numbers
 from qtool.paired import PairedScores
-from qtool.rows import Key, Trial, make_trial
+from qtool.rows import Key, Trial, make_trial, speedup
 from qtool.stats import Interval
 
 
@@ -92,26 +92,26 @@ def prediction_files(run_dir: Path, trials: Iterable[Trial]) -> dict[str, Path |
     return files
 
 
-def deltas(
-    recipes: Sequence[str], scores: PairedScores | None, baseline: str
-) -> dict[tuple[str, str], Interval | None] | None:
-    """Score of the first less that of the second for every ordered pair; None where nothing was scored."""
+def delta_of(scores: PairedScores | None, baseline: str) -> Callable[[str, str], Interval | None] | None:
+    """Score of one recipe less that of another, as a function; None where nothing was scored.
+
+    The baseline is the reference here as it is in score_delta, and each pair has one interval, seen from both sides.
+    """
     if scores is None:
         return None
-    found: dict[tuple[str, str], Interval | None] = {}
-    # The baseline last, so that it is the reference here as it is in score_delta.
-    names = sorted(recipes, key=lambda name: (name == baseline, name))
-    for index, first in enumerate(names):
-        for second in names[index + 1 :]:
-            both = first in scores.predictions and second in scores.predictions
-            delta = scores.delta(first, second) if both else None
-            found[first, second] = delta
-            found[second, first] = _negative(delta)
-    return found
+
+    def delta(a: str, b: str) -> Interval | None:
+        if a not in scores.predictions or b not in scores.predictions:
+            return None
+        first, second = sorted((a, b), key=lambda name: (name == baseline, name))
+        found = scores.delta(first, second)
+        return found if a == first else _negative(found)
+
+    return delta
 
 
-def _negative(delta: Interval | None) -> Interval | None:
-    if delta is None or delta.low is None or delta.high is None:
+def _negative(delta: Interval) -> Interval | None:
+    if delta.low is None or delta.high is None:
         return None
     return Interval(-delta.value, -delta.high, -delta.low)
 
@@ -125,21 +125,11 @@ def numbers(trial: Trial, metric: str, value: float | None = None) -> Numbers:
     return {r: 1 / x if higher else x for r, x in series.items() if x or not higher}
 
 
-def candidate(trial: Trial, metrics: Sequence[str]) -> Candidate:
-    """A trial by the objectives that every run has: times and memory by round, and bytes on disk."""
-    values = {name: numbers(trial, name, trial.disk_bytes) for name in metrics}
-    return Candidate(trial.recipe, values)
-
-
-def speedup(trial: Trial, baseline: Trial | None) -> Rounds | Exact | None:
-    """The baseline's p50 over the trial's in each shared round; None without such a round."""
-    if baseline is None:
-        return None
-    if trial.recipe == baseline.recipe:
-        return Exact(1.0)
-    base, own = baseline.p50_s(), trial.p50_s()
-    shared = sorted(base.keys() & own.keys())
-    return Rounds([base[r] / own[r] for r in shared]) if shared else None
+def candidate(trial: Trial, times: Sequence[str]) -> Candidate:
+    """A trial by metrics that have rounds, and bytes on disk."""
+    return Candidate(
+        trial.recipe, {name: numbers(trial, name) for name in times} | {"disk_bytes": trial.disk_bytes}
+    )
 
 
 def unsettled(found: Evidence, within: float) -> list[Trial]:
@@ -149,8 +139,11 @@ def unsettled(found: Evidence, within: float) -> list[Trial]:
     """
     wide = []
     for trial in found.trials:
-        estimate = speedup(trial, found.trial(found.baseline, trial.group))
-        if trial.status != "ok" or not isinstance(estimate, Rounds):
+        baseline = found.trial(found.baseline, trial.group)
+        if trial.status != "ok" or baseline is None or baseline.status != "ok":
+            continue  # without its baseline no round can settle it
+        estimate = speedup(trial, baseline)
+        if not isinstance(estimate, Rounds):
             continue
         interval = estimate.interval()
         if interval.low is None or interval.high is None or interval.high > (1 + within) ** 2 * interval.low:

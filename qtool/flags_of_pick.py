@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 PREFER = ("latency", "memory", "disk", "score")
@@ -30,7 +29,7 @@ def add(pick: argparse.ArgumentParser) -> None:
 def carry_out(options: argparse.Namespace) -> int:
     """Print the choice; exit code 1 where no recipe satisfies."""
     from qtool import goals, pick
-    from qtool.report import choice
+    from qtool.report import choice, to_json
 
     def amount(text: str | None, units: dict[str, float], name: str) -> float | None:
         return None if text is None else goals.quantity(text, units, name)
@@ -46,9 +45,5 @@ def carry_out(options: argparse.Namespace) -> int:
         objectives=[name.strip() for name in (options.objectives or "").split(",") if name.strip()],
     )
     found = pick.pick(options.run, wanted)
-    print(
-        json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
-        if options.json
-        else choice.render(found)
-    )
+    print(to_json(found) if options.json else choice.render(found))
     return 0 if found["chosen"] else 1

@@ -7,23 +7,24 @@ recipe is better than another, worse, tied with it, or the evidence does not say
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 from qtool.stats import Interval, t_ratio
 
-Evidence = Literal["better", "worse", "tie", "unresolved"]
-OPPOSITE: dict[Evidence, Evidence] = {
+Outcome = Literal["better", "worse", "tie", "unresolved"]
+OPPOSITE: dict[Outcome, Outcome] = {
     "better": "worse",
     "worse": "better",
     "tie": "tie",
     "unresolved": "unresolved",
 }
-Pairs = Mapping[tuple[str, str], Mapping[str, Evidence]]
+Pairs = Mapping[tuple[str, str], Mapping[str, Outcome]]
 """Evidence for the first recipe against the second, by objective."""
 
+SCORE = "score"
 MARGIN = 0.02
 """A score less than 0.02 away counts as the same (non-inferiority). With SST-2's 872 rows the paired interval
 stays inside that while fewer than 8 % of the predictions change; a smaller margin could not be shown."""
@@ -46,7 +47,7 @@ class Candidate:
     values: Mapping[str, Numbers]
 
 
-def by_rounds(mine: Mapping[int, float], other: Mapping[int, float]) -> Evidence:
+def by_rounds(mine: Mapping[int, float], other: Mapping[int, float]) -> Outcome:
     """Lower is better: the t interval on the log ratios of shared rounds leaves out 1, or lies near it (a tie).
 
     One shared round has no interval, so there the two values are compared as they are; no shared round, or a
@@ -67,7 +68,7 @@ def by_rounds(mine: Mapping[int, float], other: Mapping[int, float]) -> Evidence
     return "tie" if ratio.low > 1 / TIE_RATIO and ratio.high < TIE_RATIO else "unresolved"
 
 
-def by_value(mine: float | None, other: float | None) -> Evidence:
+def by_value(mine: float | None, other: float | None) -> Outcome:
     """Lower is better, exactly."""
     if mine is None or other is None:
         return "unresolved"
@@ -76,7 +77,7 @@ def by_value(mine: float | None, other: float | None) -> Evidence:
     return "better" if mine < other else "worse"
 
 
-def by_score(delta: Interval | None, margin: float = MARGIN) -> Evidence:
+def by_score(delta: Interval | None, margin: float = MARGIN) -> Outcome:
     """`delta` is my score minus the other's on the same examples; inside the margin on both sides: tie."""
     if delta is None or delta.low is None or delta.high is None:
         return "unresolved"
@@ -89,29 +90,36 @@ def by_score(delta: Interval | None, margin: float = MARGIN) -> Evidence:
 
 def compare(
     candidates: Sequence[Candidate],
-    deltas: Mapping[tuple[str, str], Interval | None] | None,
+    delta: Callable[[str, str], Interval | None] | None,
+    *,
     margin: float = MARGIN,
-) -> dict[tuple[str, str], dict[str, Evidence]]:
-    """Evidence for every ordered pair; `deltas[a, b]` is a's score minus b's, None where nothing was scored.
+    every_score: bool = False,
+) -> dict[tuple[str, str], dict[str, Outcome]]:
+    """Evidence for every ordered pair; `delta(a, b)` is a's score minus b's, None where nothing was scored.
 
-    Objectives that no candidate has a number for are left out, so that they block nobody.
+    Objectives that no candidate has a number for are left out, so that they block nobody. A score that cannot
+    decide, because the other objectives contradict each other already, is left unresolved unless `every_score`:
+    bootstraps of hundreds of pairs take seconds.
     """
     names = dict.fromkeys(name for candidate in candidates for name in candidate.values)
     known = [name for name in names if any(c.values.get(name) not in (None, {}) for c in candidates)]
-    pairs: dict[tuple[str, str], dict[str, Evidence]] = {}
+    pairs: dict[tuple[str, str], dict[str, Outcome]] = {}
     for number, a in enumerate(candidates):
         for b in candidates[number + 1 :]:
-            evidence: dict[str, Evidence] = {
+            evidence: dict[str, Outcome] = {
                 name: by_numbers(a.values.get(name), b.values.get(name)) for name in known
             }
-            if deltas is not None:
-                evidence["score"] = by_score(deltas[a.name, b.name], margin)
+            if delta is not None:
+                others = {outcome for name, outcome in evidence.items() if name != SCORE}
+                open_ = others <= {"better", "tie"} or others <= {"worse", "tie"}
+                decides = every_score or open_
+                evidence[SCORE] = by_score(delta(a.name, b.name), margin) if decides else "unresolved"
             pairs[a.name, b.name] = evidence
             pairs[b.name, a.name] = {name: OPPOSITE[found] for name, found in evidence.items()}
     return pairs
 
 
-def by_numbers(mine: Numbers, other: Numbers) -> Evidence:
+def by_numbers(mine: Numbers, other: Numbers) -> Outcome:
     """Lower is better: by rounds where both have them, else by value."""
     if isinstance(mine, Mapping) and isinstance(other, Mapping):
         return by_rounds(mine, other)
@@ -120,7 +128,7 @@ def by_numbers(mine: Numbers, other: Numbers) -> Evidence:
     return by_value(mine, other)
 
 
-def dominates(evidence: Mapping[str, Evidence]) -> bool:
+def dominates(evidence: Mapping[str, Outcome]) -> bool:
     """Better somewhere, and better or tied everywhere; what is unresolved blocks."""
     found = set(evidence.values())
     return "better" in found and found <= {"better", "tie"}
@@ -175,34 +183,46 @@ def choose(
     if not qualified:
         raise ValueError("nothing qualified")
     first = order[0]
+    middle = _middles(qualified, order)
     shown = [c for c in qualified if pairs.get((c.name, baseline or ""), {}).get(first) == "better"]
     pool = shown or list(qualified)
-    best = min(pool, key=lambda c: (middle(c, first), c.name))
-    tied = [c for c in pool if c is best or _as_good(c, best, pairs, first)]
+    best = min(pool, key=lambda c: (middle[c.name, first], c.name))
+    tied = [c for c in pool if c is best or _as_good(c, best, pairs, first, middle)]
     if len(tied) == 1:
         return Choice(best.name, (), first)
     left = [c for c in tied if c.name in frontier] or tied
     decided_by = "frontier" if len(left) == 1 else ""
     for objective in order[1:]:
-        least = min(left, key=lambda c: middle(c, objective))
+        least = min(left, key=lambda c: middle[c.name, objective])
         left = [c for c in left if c is least or pairs[least.name, c.name].get(objective) != "better"]
         if len(left) == 1:
             decided_by = decided_by or objective
-    taken = min(left, key=lambda c: (middle(c, first), c.name))
+    taken = min(left, key=lambda c: (middle[c.name, first], c.name))
     others = tuple(c.name for c in tied if c is not taken)
     return Choice(taken.name, others, decided_by or first)
 
 
-def _as_good(other: Candidate, best: Candidate, pairs: Pairs, objective: str) -> bool:
+def _as_good(
+    other: Candidate, best: Candidate, pairs: Pairs, objective: str, middle: Mapping[tuple[str, str], float]
+) -> bool:
     """Not told apart and near: a recipe twice as slow in noisy rounds is no tie to choose from."""
-    mine, its = middle(best, objective), middle(other, objective)
-    near = its <= mine + MARGIN if objective == "score" else its <= TIE_RATIO * mine
+    mine, its = middle[best.name, objective], middle[other.name, objective]
+    near = its <= mine + MARGIN if objective == SCORE else its <= TIE_RATIO * mine
     return near and pairs[best.name, other.name].get(objective) in ("tie", "unresolved")
 
 
-def middle(candidate: Candidate, objective: str) -> float:
-    """Median over rounds, or the exact value; infinite where there is none, so that it is never the smallest."""
-    value = candidate.values.get(objective)
-    if isinstance(value, Mapping):
-        return median(value.values()) if value else math.inf
-    return math.inf if value is None else value
+def _middles(candidates: Sequence[Candidate], order: Sequence[str]) -> dict[tuple[str, str], float]:
+    """Median over the rounds that all have, or the exact value; infinite where there is none.
+
+    Over each one's own rounds, those that went on through a slow hour would look slower than they are.
+    """
+    found = {}
+    for objective in order:
+        values = {c.name: c.values.get(objective) for c in candidates}
+        rounds = [set(value) for value in values.values() if isinstance(value, Mapping) and value]
+        shared = set.intersection(*rounds) if rounds else set()
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                value = median(value[r] for r in (shared or value)) if value else None
+            found[name, objective] = math.inf if value is None else value
+    return found

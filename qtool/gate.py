@@ -19,13 +19,16 @@ from qtool.claims import Estimate, Exact, Rounds, holm
 from qtool.core import METRICS, QtoolError, Recipe
 from qtool.evidence import Evidence
 from qtool.policy import Limits, Policy
-from qtool.reference import against
-from qtool.rows import Trial
+from qtool.reference import Groups, against
+from qtool.rows import Trial, speedup
+from qtool.stats import least_samples
 from qtool.traits import TRAITS, formats
 from qtool.units import peak_name
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 SCORE = "max_drop"
+FINISHED = "finished"
+UNDEFINED = "the score is not defined for one of the two, or there are too few examples"
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Check:
 
     trial: Trial
     name: str
-    metric: str
+    metric: str | None
     limit: float
     higher: bool
     """Whether the value has to be above the limit."""
@@ -42,6 +45,8 @@ class Check:
     confidence: float
     unit_of_need: str = "rounds"
     why: str | None = None
+    verdict: Verdict = "inconclusive"
+    """What it is where there is no estimate."""
 
     @property
     def alpha(self) -> float:
@@ -67,9 +72,9 @@ def gate(run_dir: Path, policy: Policy, reference: Path | None = None) -> dict[s
         limits = policy.limits(trial.recipe)
         if trial.recipe == found.baseline and not policy.named(trial.recipe):
             continue
-        expected = policy.expected_failures.get(trial.recipe)
+        expected = policy.expected(trial.recipe)
         if trial.status != "ok":
-            entry = _absent(trial, policy, limits, expected)
+            entry = _absent(found, trial, policy, limits, expected)
             entries += [entry] if entry else []
             continue
         if expected is not None:
@@ -85,7 +90,8 @@ def gate(run_dir: Path, policy: Policy, reference: Path | None = None) -> dict[s
     entries += _judge(checks)
     if not entries:
         raise QtoolError(
-            f"{policy.path}: nothing in {run_dir} is under a limit. Name a recipe, or use 'all'."
+            f"{policy.path}: nothing in {run_dir} is under a limit: besides {found.baseline} it holds"
+            f" {', '.join(r for r in recipes if r != found.baseline) or 'nothing'}. Name one, use 'all', or give --reference."
         )
     return _whole(run_dir, found, policy, entries, notes)
 
@@ -104,25 +110,30 @@ def _whole(
         "metric": found.run["metric"],
         "baseline": found.baseline,
         "confidence": policy.confidence,
+        "own_confidence": any(limits.confidence for limits in policy.recipes.values()),
         "inconclusive": policy.inconclusive,
         "verdict": verdict,
         "exit_code": 1 if broken else 0,
-        "expected_failures": list(policy.expected_failures),
+        "expected_failures": sorted({t.recipe for t in found.trials if policy.expected(t.recipe)}),
         "checks": list(entries),
         "notes": list(notes),
     }
 
 
 def _absent(
-    trial: Trial, policy: Policy, limits: Limits | None, expected: str | None
+    found: Evidence, trial: Trial, policy: Policy, limits: Limits | None, expected: str | None
 ) -> dict[str, Any] | None:
     """What a trial without a result means: a violation, an expected failure, or nothing the policy speaks of."""
-    entry = _entry(trial, "finished") | {"why": f"{trial.status}: {trial.cause}"}
+    entry = _entry(trial, FINISHED) | {"why": f"{trial.status}: {trial.cause}"}
     if expected is not None:
         return entry | {"verdict": "pass", "why": f"{trial.status} as expected: {expected}"}
     if trial.status == "skipped":
-        return entry | {"verdict": "fail"} if policy.named(trial.recipe) else None
-    return entry | {"verdict": "fail"} if limits is not None else None
+        # a recipe of one device only is skipped on the others by its nature
+        ran = any(t.status == "ok" for t in found.trials if t.recipe == trial.recipe)
+        return entry | {"verdict": "fail"} if policy.named(trial.recipe) and not ran else None
+    if limits is None:
+        return None
+    return entry | {"verdict": "inconclusive" if trial.unfinished else "fail"}
 
 
 def _entry(trial: Trial, name: str) -> dict[str, Any]:
@@ -146,8 +157,9 @@ def _checks(found: Evidence, trial: Trial, limits: Limits, policy: Policy) -> It
                 f"{policy.path}: min_speedup needs {found.baseline} on {device} at batch {batch_size}, which is not"
                 " in the run or did not finish. Sweep again, or leave min_speedup out."
             )
-        speedup = evidence.speedup(trial, baseline)
-        yield Check(trial, "min_speedup", "speedup", limits.min_speedup, True, speedup, confidence)
+        ratio = speedup(trial, baseline)
+        why = None if ratio else f"it shares no timed round with {found.baseline}"
+        yield Check(trial, "min_speedup", "speedup", limits.min_speedup, True, ratio, confidence, why=why)
     for name, metric, limit in (
         ("max_p50", "latency_p50_s", limits.max_p50_s),
         ("max_p95", "latency_p95_s", limits.max_p95_s),
@@ -158,7 +170,10 @@ def _checks(found: Evidence, trial: Trial, limits: Limits, policy: Policy) -> It
             series = trial.series(metric) or {}
             whole = len(series) == len(trial.rounds) and all(x > 0 for x in series.values())
             estimate = Rounds(list(series.values())) if whole and series else None
-            why = None if estimate else f"{METRICS[metric].label} was not measured in every round"
+            least = (
+                f", for which a round needs {least_samples(0.95)} calls" if metric == "latency_p95_s" else ""
+            )
+            why = None if estimate else f"not every round has a {METRICS[metric].label}{least}"
             higher = METRICS[metric].better == "higher"
             yield Check(trial, name, metric, limit, higher, estimate, confidence, why=why)
     if limits.max_disk_bytes is not None and trial.disk_bytes is not None:
@@ -167,8 +182,9 @@ def _checks(found: Evidence, trial: Trial, limits: Limits, policy: Policy) -> It
 
 
 def _first_batch(found: Evidence, trial: Trial) -> int:
-    """A score belongs to the artifact, not to a batch size: it is judged once on each device."""
-    return next(t.group[1] for t in found.trials if (t.recipe, t.group[0]) == (trial.recipe, trial.group[0]))
+    """A score belongs to the artifact, not to a batch size: it is judged once on each device, at the first that ran."""
+    same = (t for t in found.trials if (t.recipe, t.group[0]) == (trial.recipe, trial.group[0]))
+    return next(t.group[1] for t in same if t.status == "ok")
 
 
 def _drop(found: Evidence, trial: Trial, limits: Limits, confidence: float) -> Check:
@@ -187,7 +203,7 @@ def _drop(found: Evidence, trial: Trial, limits: Limits, confidence: float) -> C
     if not margin > 0:
         raise QtoolError(f"max_drop {limits.max_drop}: {found.baseline} scores 0, a share of it is no limit.")
     estimate = scores.change(trial.recipe, found.baseline) if trial.recipe in scores.predictions else None
-    why = None if estimate else scores.problems.get(trial.recipe, "too few examples")
+    why = None if estimate else scores.problems.get(trial.recipe, UNDEFINED)
     return Check(trial, SCORE, "score_delta", -margin, True, estimate, confidence, "examples", why)
 
 
@@ -206,7 +222,7 @@ def _judge(checks: Sequence[Check]) -> list[dict[str, Any]]:
             "why": check.why,
         }
         if check.estimate is None:
-            entries.append(entry | {"verdict": "inconclusive"})
+            entries.append(entry | {"verdict": check.verdict})
             continue
         interval = check.estimate.interval(check.confidence)
         entry |= {"value": interval.value, "low": interval.low, "high": interval.high}
@@ -242,12 +258,13 @@ def _need(check: Check, family: int, scored: int) -> dict[str, Any]:
     good = (check.estimate.value > check.limit) == check.higher
     others = (scored if check.name == SCORE else 1) if good else family
     needed = check.estimate.needed(check.limit, check.alpha / max(1, others))
-    what = check.unit_of_need
-    why = (
-        f"about {needed:,} {what} would settle it"
-        if needed is not None
-        else f"the value lies so near the limit that no practical number of {what} would settle it"
-    )
+    what = check.unit_of_need + (" in both runs" if isinstance(check.estimate, Groups) else "")
+    if isinstance(check.estimate, Rounds) and len(check.estimate.values) < 2:
+        why = f"one round has no interval: at least {needed} are needed to judge"
+    elif needed is None:
+        why = f"the value lies so near the limit that no practical number of {what} would settle it"
+    else:
+        why = f"about {needed:,} {what} would settle it"
     if _p_broken(check) <= check.alpha:
         why = f"broken by itself, but not shown among {family} claims at once; {why}"
     elif _p_kept(check) <= check.alpha:
@@ -256,16 +273,21 @@ def _need(check: Check, family: int, scored: int) -> dict[str, Any]:
 
 
 def _target_warnings(found: Evidence, policy: Policy) -> list[str]:
-    """Scores that were made with other instructions than the ones they will be served with."""
-    if not policy.target_cpu_flags or not found.scores:
+    """Scores that were made on a CPU with other instructions than the ones they will be served with."""
+    here, there = set((found.run.get("host") or {}).get("cpu_flags") or []), set(policy.target_cpu_flags)
+    if not there or not here:
         return []
-    facts = found.run.get("host") or {}
-    here, there = set(facts.get("cpu_flags") or []), set(policy.target_cpu_flags)
+    family = max(host.FLAGS, key=lambda name: len(here & set(host.FLAGS[name])))
+    scored = (
+        {t.recipe for t in found.trials if t.status == "ok" and t.group[0] == "cpu"}
+        if found.scores
+        else set()
+    )
     warnings = []
     for name, content in (found.run.get("recipes") or {}).items():
-        used = formats(Recipe(**content))
+        used = formats(Recipe(**content)) if name in scored else frozenset()
         for trait in TRAITS:
-            flags = set(trait.flags.get(host.family(), ()))
+            flags = set(trait.flags.get(family, ()))
             if trait.formats & used and trait.formats != {"float32"} and (here & flags) != (there & flags):
                 warnings.append(
                     f"the score of {name} was measured with {', '.join(sorted(here & flags)) or 'none'} for"

@@ -58,7 +58,7 @@ def _entry(entry: Any, where: str) -> tuple[str, str]:
 def run(options: Options, entries: Sequence[tuple[str, str]]) -> int:
     """Check every entry, then sweep each into its own folder under `--out`, and print the GLUE table.
 
-    Exit code: 130 when interrupted, else 3 when a trial failed in any of them, else 0.
+    Exit code: 130 when interrupted, else 1 when a policy is violated, else 3 when a trial failed in any, else 0.
     Raises QtoolError for a mistake in any entry before the first is measured.
     """
     if options.resume and (options.out is None or not any(options.out.glob("*/run.json"))):
@@ -81,13 +81,14 @@ def run(options: Options, entries: Sequence[tuple[str, str]]) -> int:
     if options.dry_run:
         print("\n\n".join(describe(plan) for plan in plans))
         return 0
-    code = 0
+    codes = [0]
     for plan in plans:
-        code = max(code, sweep.carry_out(plan))
-        if code == 130:
-            return code
+        codes.append(sweep.carry_out(plan))
+        if codes[-1] == 130:
+            return 130
     print(f"\n{table([summary.summarise(plan.options.out) for plan in plans if plan.options.out])}")
-    return code
+    # a violated policy says more than a failed trial
+    return 1 if 1 in codes else max(codes)
 
 
 def _folders(entries: Sequence[tuple[str, str]]) -> list[str]:

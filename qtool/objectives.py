@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,12 @@ from qtool import evidence, frontier
 from qtool.bootstrap import Bootstrap
 from qtool.core import METRICS, SCORES, QtoolError, did_you_mean
 from qtool.evidence import Evidence
-from qtool.frontier import Numbers
-from qtool.rows import Trial
+from qtool.frontier import SCORE, Numbers
+from qtool.rows import Trial, speedup_by_round
 from qtool.stats import Array, Interval
 from qtool.units import peak_name
 
 Row = dict[str, Any]
-SCORE = "score"
 RESAMPLES = 500
 FIRM = 0.95
 """A place on the frontier, or off it, that holds in fewer resamples is near the edge."""
@@ -27,7 +26,7 @@ WORSE_COST, WORSE_SCORE = 1.25, 0.05
 """The reference point of the hypervolume: a quarter dearer than the baseline, and five points worse."""
 
 
-Deltas = Mapping[tuple[str, str], Interval | None]
+Delta = Callable[[str, str], Interval | None]
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class Option:
     name: str
     row: Row
     trial: Trial
+    baseline: Trial | None = None
 
     @property
     def device(self) -> str:
@@ -46,6 +46,11 @@ class Option:
         return self.row["metrics"].get(metric, {}).get("value")
 
     def numbers(self, metric: str) -> Numbers:
+        if metric == "speedup" and self.baseline is not None and self.trial.recipe != self.baseline.recipe:
+            # lower is better everywhere: the inverse, by round
+            return {r: 1 / x for r, x in speedup_by_round(self.trial, self.baseline).items()}
+        if metric == "speedup":
+            return dict.fromkeys(self.trial.rounds, 1.0)
         return evidence.numbers(self.trial, metric, self.value(metric))
 
 
@@ -60,7 +65,7 @@ def options(found: Evidence, rows: Sequence[Row]) -> list[Option]:
         name += f" batch {row['batch_size']}" if len(batches) > 1 else ""
         trial = found.trial(row["recipe"], (row["device"], row["batch_size"]))
         if trial is not None:
-            made.append(Option(name, row, trial))
+            made.append(Option(name, row, trial, found.trial(found.baseline, trial.group)))
     return made
 
 
@@ -78,7 +83,8 @@ def check(names: Sequence[str], every: Sequence[Option], found: Evidence) -> lis
             raise QtoolError(
                 f"--objectives: no recipe of {found.run_dir} has a value of '{name}'. Leave it out, or measure it."
             )
-    return list(dict.fromkeys(names))
+    # the task's own metric is the score: it has paired evidence, and is not an exact number
+    return list(dict.fromkeys(SCORE if name == found.run["metric"] else name for name in names))
 
 
 def default(every: Sequence[Option], metric: str | None) -> list[str]:
@@ -91,26 +97,21 @@ def only(pairs: frontier.Pairs, names: Sequence[str]) -> frontier.Pairs:
     return {pair: {name: told[name] for name in names if name in told} for pair, told in pairs.items()}
 
 
-def deltas(found: Evidence, every: Sequence[Option]) -> Deltas:
-    """Score of the first option less that of the second, on one device and the same examples; None across devices."""
-    told = {
-        device: evidence.deltas(
-            list(dict.fromkeys(o.row["recipe"] for o in every if o.device == device)), scores, found.baseline
-        )
-        or {}
-        for device, scores in found.scores.items()
-    }
-    same = Interval(0.0, 0.0, 0.0)
-    return {
-        (a.name, b.name): None
-        if a.device != b.device
-        else same
-        if a.row["recipe"] == b.row["recipe"]
-        else told[a.device][a.row["recipe"], b.row["recipe"]]
-        for a in every
-        for b in every
-        if a is not b
-    }
+def delta_of(found: Evidence, every: Sequence[Option]) -> Delta:
+    """Score of the first option less that of the second, by name; None across devices, whose rows are not paired."""
+    by_name = {option.name: option for option in every}
+    told = {device: evidence.delta_of(scores, found.baseline) for device, scores in found.scores.items()}
+
+    def delta(a: str, b: str) -> Interval | None:
+        one, two = by_name[a], by_name[b]
+        on_device = told.get(one.device)
+        if one.device != two.device or on_device is None:
+            return None
+        if one.row["recipe"] == two.row["recipe"]:
+            return Interval(0.0, 0.0, 0.0)
+        return on_device(one.row["recipe"], two.row["recipe"])
+
+    return delta
 
 
 def describe(
@@ -143,7 +144,8 @@ def standing(
     Tibshirani 1993, 8.6 and 16.2). Three rounds have ten distinct resamples: read the shares as coarse.
     """
     rng = np.random.default_rng(seed)
-    rounds = sorted({r for option in every for r in option.trial.rounds})
+    # rounds that all have: those who went on through a slow hour must not look slower
+    rounds = sorted(set.intersection(*(set(option.trial.rounds) for option in every)))
     drawn = rng.integers(0, len(rounds), (resamples, len(rounds)))
     costs = np.full((resamples, len(every), len(names)), np.inf)
     tied = np.zeros(len(names))

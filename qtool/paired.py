@@ -6,6 +6,8 @@ cannot be compared is kept out with its reason, never guessed.
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
 from collections.abc import Mapping
 from functools import cache
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from qtool import bootstrap, shift, stats
-from qtool.bootstrap import Bootstrap
+from qtool.bootstrap import RESAMPLES, Bootstrap
 from qtool.claims import Estimate, Exact, Paired, holm
 from qtool.core import BASELINE
 from qtool.metrics import REGRESSION
@@ -31,7 +33,7 @@ class PairedScores:
     """
 
     def __init__(self, metric: str, files: Mapping[str, Path | None], baseline: str = BASELINE) -> None:
-        self.metric = metric
+        self.metric, self.baseline = metric, baseline
         self.problems: dict[str, str] = {}
         self.predictions: dict[str, np.ndarray[Any, Any]] = {}
         self.logits: dict[str, np.ndarray[Any, Any]] = {}
@@ -55,6 +57,7 @@ class PairedScores:
             self.logits[recipe] = logits
             self.predictions[recipe] = logits[:, 0] if self.classes is None else logits.argmax(axis=1)
         self._order = sorted(self.predictions)
+        self._kept = _kept(next(filter(None, files.values()), None)) if self.classes is None else None
         self._bootstrap = cache(self._resample)
         self.change = cache(self._change)
         self.not_worse = cache(self._not_worse)
@@ -63,7 +66,12 @@ class PairedScores:
 
     def _resample(self, metric: str) -> Bootstrap:
         every = np.stack([self.predictions[recipe] for recipe in self._order])
-        return Bootstrap(metric, self.labels, every, self.classes)
+        return Bootstrap(metric, self.labels, every, None, kept=self._kept)
+
+    def _some(self, metric: str, *recipes: str, resamples: int = RESAMPLES) -> Bootstrap:
+        """Of a classifier by itself or of a pair: they have few cells, all the recipes together have thousands."""
+        every = np.stack([self.predictions[recipe] for recipe in recipes])
+        return Bootstrap(metric, self.labels, every, self.classes, resamples)
 
     def _single(self, recipe: str, metric: str) -> Interval:
         """A recipe's score: Wilson for accuracy, bootstrap for the others."""
@@ -72,10 +80,15 @@ class PairedScores:
             return stats.wilson(int(np.sum(own == self.labels)), len(own))
         if self.too_few():
             return Interval(bootstrap.score(metric, self.labels, own))
+        if self.classes is not None:
+            return self._some(metric, recipe).single(0).interval()
         return self._bootstrap(metric).single(self._order.index(recipe)).interval()
 
     def _change(self, recipe: str, reference: str) -> Estimate | None:
-        """Primary score of `recipe` minus that of `reference`, paired by example; None for too few examples."""
+        """Primary score of `recipe` minus that of `reference`, paired by example.
+
+        None for too few examples, and where the score is not defined for one of the two.
+        """
         if recipe == reference:
             return Exact(0.0)
         if self.metric == "accuracy":
@@ -84,7 +97,14 @@ class PairedScores:
             return Paired(both, int(np.sum(new & ~old)), int(np.sum(old & ~new)), neither)
         if self.too_few():
             return None
-        return self._bootstrap(self.metric).change(self._order.index(recipe), self._order.index(reference))
+        if self.classes is not None:
+            # claims are made against the baseline; hundreds of other pairs only decide ties of the frontier
+            resamples = RESAMPLES if self.baseline in (recipe, reference) else RESAMPLES // 5
+            change = self._some(self.metric, reference, recipe, resamples=resamples).change(1, 0)
+        else:
+            order = self._order
+            change = self._bootstrap(self.metric).change(order.index(recipe), order.index(reference))
+        return change if math.isfinite(change.value) else None
 
     def _delta(self, recipe: str, reference: str) -> Interval:
         """The value and 95 % interval of `change`."""
@@ -134,6 +154,15 @@ class PairedScores:
 
     def _right(self, recipe: str) -> np.ndarray[Any, Any]:
         return self.predictions[recipe] == self.labels
+
+
+def _kept(predictions: Path | None) -> Path | None:
+    """Where draws that take seconds are stored: beside the predictions, unless the run is read-only."""
+    if predictions is None or not os.access(predictions.parent, os.W_OK):
+        return None
+    folder = predictions.parent / "draws"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _read(path: Path | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from qtool import evidence, frontier, objectives, summary
-from qtool.claims import Exact, Rounds
+from qtool.claims import Estimate, Rounds, holm
 from qtool.core import METRICS, QtoolError
 from qtool.evidence import Evidence
-from qtool.frontier import MARGIN, Candidate, middle
+from qtool.frontier import MARGIN, SCORE, Candidate
 from qtool.goals import Drop
-from qtool.objectives import SCORE, Option
+from qtool.objectives import Option
 from qtool.units import peak_name
 
 ALPHA = summary.ALPHA
+UNDEFINED = "the score is not defined for it or for the baseline, or there are too few examples"
 PEAK = "peak"
 WEIGHED = ("latency_p50_s", PEAK, "disk_bytes", SCORE)
 PREFERENCES = {"latency": "latency_p50_s", "memory": PEAK, "disk": "disk_bytes", "score": SCORE}
@@ -66,8 +67,9 @@ def pick(run_dir: Path, goals: Goals) -> dict[str, Any]:
     names = objectives.check(goals.objectives, every, found)
     checks = _checks(found, every, goals)
     candidates = [_candidate(found, option, names) for option in every]
-    deltas = objectives.deltas(found, every) if found.scores else None
-    pairs = frontier.compare(candidates, deltas)
+    delta = objectives.delta_of(found, every) if found.scores else None
+    pairs = frontier.compare(candidates, delta, every_score=goals.prefer == "score")
+    _part_devices(every, pairs)
     pareto = objectives.describe(found, every, names, objectives.only(pairs, names))
     qualified = [c for c in candidates if all(check["met"] for check in checks[c.name])]
     result: dict[str, Any] = {
@@ -101,8 +103,18 @@ def pick(run_dir: Path, goals: Goals) -> dict[str, Any]:
     if second:
         by_name = {c.name: c for c in candidates}
         result["runner_up"] = second.name
-        result["evidence"] = _between(by_name[choice.name], by_name[second.name], pairs, deltas)
+        result["evidence"] = _between(by_name[choice.name], by_name[second.name], pairs, delta)
     return result
+
+
+def _part_devices(
+    every: Sequence[Option], pairs: Mapping[tuple[str, str], dict[str, frontier.Outcome]]
+) -> None:
+    """The memory of a CPU and that of a GPU are different things: neither is better than the other."""
+    for a in every:
+        for b in every:
+            if a.device != b.device:
+                pairs[a.name, b.name][PEAK] = "unresolved"
 
 
 def _baseline(found: Evidence, every: Sequence[Option]) -> str | None:
@@ -123,16 +135,14 @@ def _candidate(found: Evidence, option: Option, names: Sequence[str]) -> Candida
 
 def _checks(found: Evidence, every: Sequence[Option], goals: Goals) -> dict[str, list[dict[str, Any]]]:
     """Every goal against every option: limit, value, interval, whether it is met and how close that was."""
-    checks: dict[str, list[dict[str, Any]]] = {}
-    claims = {device: _drop_claims(found, device, goals) for device in {option.device for option in every}}
-    for option in every:
-        own = [
-            _limit(option, name, flag, limit) for name, (flag, limit) in goals.limits(option.device).items()
+    drops = _drops(found, every, goals) if found.scores else {}
+    return {
+        option.name: [
+            *([drops[option.row["recipe"], option.device]] if drops else []),
+            *(_limit(option, name, flag, x) for name, (flag, x) in goals.limits(option.device).items()),
         ]
-        if found.scores:
-            own.insert(0, claims[option.device](option))
-        checks[option.name] = own
-    return checks
+        for option in every
+    }
 
 
 def _limit(option: Option, name: str, flag: str, limit: float) -> dict[str, Any]:
@@ -147,76 +157,66 @@ def _limit(option: Option, name: str, flag: str, limit: float) -> dict[str, Any]
     return told | {"met": met, "close": close and low != high, "why": None}
 
 
-def _drop_claims(found: Evidence, device: str, goals: Goals) -> Any:
-    """The score's check of an option on this device; a margin of 0.02 where no --max-drop is given."""
-    scores, metric = found.scores.get(device), found.run["metric"]
+def _drops(found: Evidence, every: Sequence[Option], goals: Goals) -> dict[tuple[str, str], dict[str, Any]]:
+    """The score's check of every recipe on its device; a margin of 0.02 where no --max-drop is given.
 
-    def unknown(option: Option, why: str) -> dict[str, Any]:
-        empty = {"limit": None, "value": None, "low": None, "high": None}
-        return {
-            "goal": "--max-drop",
-            "metric": "score_delta",
-            **empty,
-            "met": False,
-            "close": False,
-            "why": why,
-        }
-
-    if scores is None or found.baseline not in scores.predictions:
-        return lambda option: unknown(option, f"{found.baseline} was not scored on {device}")
-    base = scores.single(found.baseline, metric).value
-    margin = goals.max_drop.margin(base) if goals.max_drop else MARGIN
-    if not margin > 0:
-        raise QtoolError(
-            f"--max-drop {goals.max_drop}: {found.baseline} scores {base:g}, a share of it is no limit."
-        )
-    shown = scores.not_worse(found.baseline, margin)
-
-    def told(option: Option) -> dict[str, Any]:
-        recipe = option.row["recipe"]
+    The claims of all recipes on all devices are one family, because the choice is made among all.
+    """
+    checks: dict[tuple[str, str], dict[str, Any]] = {}
+    claims: dict[tuple[str, str], tuple[Estimate, float]] = {}
+    for recipe, device in dict.fromkeys((option.row["recipe"], option.device) for option in every):
+        scores, key = found.scores[device], (recipe, device)
+        if found.baseline not in scores.predictions:
+            checks[key] = _no_drop(f"{found.baseline} was not scored on {device}")
+            continue
+        base = scores.single(found.baseline, scores.metric).value
+        margin = goals.max_drop.margin(base) if goals.max_drop else MARGIN
+        if not margin > 0:
+            raise QtoolError(
+                f"--max-drop {goals.max_drop}: {found.baseline} scores {base:g}, a share of it is no limit."
+            )
+        change = scores.change(recipe, found.baseline) if recipe in scores.predictions else None
         if recipe == found.baseline:
-            exact = {"limit": -margin, "value": 0.0, "low": 0.0, "high": 0.0}
-            return {
-                "goal": "--max-drop",
-                "metric": "score_delta",
-                **exact,
-                "met": True,
-                "close": False,
-                "why": None,
-            }
-        if recipe not in shown:
-            return unknown(option, scores.problems.get(recipe, "it was not scored"))
-        change, p = scores.change(recipe, found.baseline), shown[recipe]
-        interval = change.interval() if change else scores.delta(recipe, found.baseline)
-        met, why = p <= ALPHA, None
-        if not met and change is not None:
-            needed = change.needed(-margin, ALPHA / max(1, len(shown)))
-            more = (
-                f"about {needed:,} examples would settle it"
-                if needed
-                else "no number of examples settles a tie"
-            )
-            why = (
-                "it lost more"
-                if interval.high is not None and interval.high < -margin
-                else f"not shown: {more}"
-            )
-        bound = change.interval(1 - 2 * ALPHA / max(1, len(shown))).low if change else None
-        return {
-            "goal": "--max-drop",
-            "metric": "score_delta",
-            "limit": -margin,
-            "value": interval.value,
-            "low": interval.low,
-            "high": interval.high,
-            "p_holm": p,
-            "bound": bound,
-            "met": met,
-            "close": ALPHA / 5 < p <= 5 * ALPHA,
-            "why": why,
-        }
+            exact = {"limit": -margin, "value": 0.0, "low": 0.0, "high": 0.0, "met": True}
+            checks[key] = _no_drop("") | exact | {"why": None}
+        elif change is None:
+            checks[key] = _no_drop(scores.problems.get(recipe, UNDEFINED))
+        else:
+            claims[key] = (change, margin)
+    adjusted = holm([change.p_above(-margin) for change, margin in claims.values()])
+    for (key, (change, margin)), p in zip(claims.items(), adjusted, strict=True):
+        checks[key] = _drop(change, margin, p, ALPHA / len(claims))
+    typed = str(goals.max_drop) if goals.max_drop else f"{MARGIN:g}"
+    return {key: check | {"typed": typed} for key, check in checks.items()}
 
-    return told
+
+def _no_drop(why: str) -> dict[str, Any]:
+    empty = dict.fromkeys(("limit", "value", "low", "high", "p_holm", "bound"))
+    return {"goal": "--max-drop", "metric": "score_delta", **empty, "met": False, "close": False, "why": why}
+
+
+def _drop(change: Estimate, margin: float, p: float, alone: float) -> dict[str, Any]:
+    """`alone` is the level of one claim among all: Bonferroni's, which Holm's procedure is never stricter than."""
+    interval, met, why = change.interval(), p <= ALPHA, None
+    if not met:
+        needed = change.needed(-margin, alone)
+        more = (
+            f"about {needed:,} examples would settle it" if needed else "no number of examples settles a tie"
+        )
+        why = (
+            "it lost more" if interval.high is not None and interval.high < -margin else f"not shown: {more}"
+        )
+    return _no_drop("") | {
+        "limit": -margin,
+        "value": interval.value,
+        "low": interval.low,
+        "high": interval.high,
+        "p_holm": p,
+        "bound": change.interval(1 - 2 * alone).low,
+        "met": met,
+        "close": ALPHA / 5 < p <= 5 * ALPHA,
+        "why": why,
+    }
 
 
 def _told(option: Option, checks: list[dict[str, Any]], metric: str | None) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _told(option: Option, checks: list[dict[str, Any]], metric: str | None) -> d
 
 
 def _between(
-    chosen: Candidate, second: Candidate, pairs: frontier.Pairs, deltas: objectives.Deltas | None
+    chosen: Candidate, second: Candidate, pairs: frontier.Pairs, delta: objectives.Delta | None
 ) -> list[dict[str, Any]]:
     """What separates the chosen from the runner-up: the ratio of each objective, and the change of score."""
     lines: list[dict[str, Any]] = []
@@ -261,32 +261,36 @@ def _between(
             if interval:
                 line |= {"ratio": interval.value, "low": interval.low, "high": interval.high}
         elif name == SCORE:
-            delta = deltas[chosen.name, second.name] if deltas else None
-            line |= {"difference": delta.value, "low": delta.low, "high": delta.high} if delta else {}
-        elif middle(second, name):
-            ratio = Exact(middle(chosen, name) / middle(second, name)).value
-            line |= {"ratio": ratio, "low": ratio, "high": ratio}
+            change = delta(chosen.name, second.name) if delta else None
+            line["verdict"] = frontier.by_score(change)
+            line |= {"difference": change.value, "low": change.low, "high": change.high} if change else {}
+        elif isinstance(mine, float | int) and isinstance(its, float | int) and its:
+            line |= dict.fromkeys(("ratio", "low", "high"), mine / its)
         lines.append(line)
     return lines
 
 
 def _relax(checks: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The smallest change of one goal that lets something through; of all its unmet ones where one is not enough."""
-    found: dict[str, dict[str, Any]] = {}
-    fewest = min(sum(not check["met"] for check in own) for own in checks.values())
+    ways: list[tuple[str, list[tuple[dict[str, Any], float]]]] = []
     for name, own in checks.items():
-        unmet = [check for check in own if not check["met"]]
-        wanted = [(check, _relaxed(check)) for check in unmet]
-        if len(unmet) != fewest or any(to is None for _, to in wanted):
+        wanted = [(check, _relaxed(check)) for check in own if not check["met"]]
+        if all(to is not None for _, to in wanted):
+            ways.append((name, [(check, to) for check, to in wanted if to is not None]))
+    fewest = min((len(wanted) for _, wanted in ways), default=0)
+    found: dict[str, dict[str, Any]] = {}
+    for name, wanted in ways:
+        if len(wanted) != fewest:
             continue
         entry = {
             "name": name,
             "goals": [
-                {"goal": c["goal"], "metric": c["metric"], "limit": c["limit"], "to": to} for c, to in wanted
+                {key: c.get(key) for key in ("goal", "metric", "limit", "typed")} | {"to": to}
+                for c, to in wanted
             ],
-            "excess": max(_excess(c["limit"], to) for c, to in wanted if to is not None),
+            "excess": max(_excess(c["limit"], to) for c, to in wanted),
         }
-        key = " ".join(check["goal"] for check in unmet)
+        key = " ".join(check["goal"] for check, _ in wanted)
         if key not in found or entry["excess"] < found[key]["excess"]:
             found[key] = entry
     return sorted(found.values(), key=lambda entry: entry["excess"])

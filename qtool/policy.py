@@ -75,18 +75,28 @@ class Policy:
     def limits(self, recipe: str) -> Limits | None:
         """What is demanded of a recipe: its own limits before those for all; None where nothing is."""
         found = self.everywhere
-        for pattern, own in self.recipes.items():
+        # a stable sort: patterns in the file's order, then the recipe's very name
+        for pattern, own in sorted(self.recipes.items(), key=lambda item: item[0] == recipe):
             if fnmatchcase(recipe, pattern):
                 found = own.over(found) if found else own
         return found
+
+    def expected(self, recipe: str) -> str | None:
+        """Why a recipe may fail, if it may."""
+        reasons = (why for pattern, why in self.expected_failures.items() if fnmatchcase(recipe, pattern))
+        return next(reasons, None)
 
     def named(self, recipe: str) -> bool:
         """Whether the policy names this very recipe: then it may not be skipped in silence."""
         return recipe in self.recipes
 
     def check_names(self, recipes: Collection[str], baseline: str) -> None:
-        """Raises QtoolError for a name or pattern that none of a run's `recipes` answers to."""
-        for name in (*self.recipes, *self.expected_failures):
+        """Raises QtoolError for a name that none of a run's `recipes` answers to, or limits that nothing does.
+
+        A pattern of expected failures may fit nothing: one policy serves sweeps of different recipes.
+        """
+        names = [name for name in self.expected_failures if not set(name) & set("*?[")]
+        for name in (*self.recipes, *names):
             if not any(fnmatchcase(recipe, name) for recipe in recipes):
                 raise QtoolError(
                     f"{self.path}: recipe '{name}' is not in the run.{did_you_mean(name, recipes)}"
@@ -96,6 +106,18 @@ class Policy:
                 f"{self.path}: baseline '{self.baseline}', but the run was measured against '{baseline}'."
                 " Name that one, or leave baseline out."
             )
+
+    def check_sweep(self, recipes: Collection[str], baseline: str, scored: bool) -> None:
+        """Raises QtoolError for what would come to light only after hours of measuring."""
+        self.check_names(recipes, baseline)
+        judged = [self.limits(r) for r in recipes if r != baseline or self.named(r)]
+        if not any(judged):
+            raise QtoolError(
+                f"{self.path}: no limit speaks of a recipe of this sweep ({', '.join(recipes)})."
+                " Add one, or gate later with qtool gate --reference."
+            )
+        if not scored and any(limits and limits.max_drop for limits in judged):
+            raise QtoolError(f"{self.path}: max_drop needs scores. Leave out --no-score, or max_drop.")
 
 
 def read(path: Path) -> Policy:

@@ -13,7 +13,7 @@ from qtool.core import QtoolError
 from qtool.evidence import Evidence
 from qtool.paired import PairedScores
 from qtool.policy import Policy
-from qtool.rows import Trial
+from qtool.rows import Trial, speedup
 from qtool.stats import Interval
 from qtool.units import peak_name
 
@@ -45,7 +45,7 @@ class Groups:
         return 1.0 if stats.welch_error(self.tops, self.bottoms)[0] is None else 1 - self.p_above(limit)
 
     def needed(self, limit: float, alpha: float) -> int | None:
-        """Rounds for each of the two runs, by the spread of both."""
+        """Rounds in each of the two runs, by the spread of both."""
         error, _ = stats.welch_error(self.tops, self.bottoms)
         if error is None:
             return 3
@@ -68,17 +68,23 @@ def against(found: Evidence, stored: Evidence, policy: Policy) -> tuple[list[dic
     checks: list[dict[str, Any]] = []
     shared = 0
     scored: set[tuple[str, str]] = set()
+
+    def comparable(column: str) -> bool:
+        return comparability.spoiled(differ, column) is None
+
     for trial in found.trials:
         old = stored.trial(trial.recipe, trial.group)
-        if old is None or old.status != "ok" or trial.status != "ok" or trial.recipe == found.baseline:
+        if old is None or old.status != "ok" or trial.recipe == found.baseline:
             continue
         shared += 1
-
-        def comparable(column: str) -> bool:
-            return comparability.spoiled(differ, column) is None
-
+        if trial.status != "ok":
+            if policy.expected(trial.recipe) is None:
+                worse: dict[str, Any] = {"verdict": "inconclusive" if trial.unfinished else "fail"}
+                worse["why"] = f"{trial.status}: {trial.cause}; it finished in {stored.run_dir}"
+                checks.append(_check(trial, "reference_finished", None, 0.0, True, None, policy) | worse)
+            continue
         if comparable("speedup"):
-            checks += _speedup(found, stored, trial, old, policy)
+            checks.append(_speedup(found, stored, trial, old, policy))
         memory = peak_name(trial.group[0])
         if comparable(memory):
             new, before = (list((t.series(memory) or {}).values()) for t in (trial, old))
@@ -95,7 +101,7 @@ def against(found: Evidence, stored: Evidence, policy: Policy) -> tuple[list[dic
         key = (trial.recipe, trial.group[0])
         if policy.reference_drop and comparable("score") and key not in scored:
             scored.add(key)
-            checks += _score(found, stored, trial, old, policy)
+            checks.append(_score(found, stored, trial, old, policy))
     if not shared:
         raise QtoolError(
             f"--reference {stored.run_dir} shares no finished recipe with {found.run_dir}. Give a run of the same recipes."
@@ -103,35 +109,39 @@ def against(found: Evidence, stored: Evidence, policy: Policy) -> tuple[list[dic
     return checks, notes
 
 
-def _speedup(
-    found: Evidence, stored: Evidence, trial: Trial, old: Trial, policy: Policy
-) -> list[dict[str, Any]]:
-    new = evidence.speedup(trial, found.trial(found.baseline, trial.group))
-    before = evidence.speedup(old, stored.trial(stored.baseline, trial.group))
-    if not isinstance(new, Rounds) or not isinstance(before, Rounds):
-        return []
-    ratio = Groups(new.values, before.values)
-    return [_check(trial, "reference_speedup", "speedup", 1 - policy.tolerance, True, ratio, policy)]
+def _speedup(found: Evidence, stored: Evidence, trial: Trial, old: Trial, policy: Policy) -> dict[str, Any]:
+    new = speedup(trial, found.trial(found.baseline, trial.group))
+    before = speedup(old, stored.trial(stored.baseline, trial.group))
+    both = isinstance(new, Rounds) and isinstance(before, Rounds)
+    ratio = Groups(new.values, before.values) if both else None
+    made = _check(trial, "reference_speedup", "speedup", 1 - policy.tolerance, True, ratio, policy)
+    return made if both else made | {"why": "a baseline is missing in one of the two runs"}
 
 
-def _score(
-    found: Evidence, stored: Evidence, trial: Trial, old: Trial, policy: Policy
-) -> list[dict[str, Any]]:
+def _score(found: Evidence, stored: Evidence, trial: Trial, old: Trial, policy: Policy) -> dict[str, Any]:
+    """The change of score since the reference on the same examples; without an estimate it says why."""
     files = {
         "now": evidence.prediction_files(found.run_dir, [trial]).get(trial.recipe),
         "then": evidence.prediction_files(stored.run_dir, [old]).get(old.recipe),
     }
+    assert policy.reference_drop is not None
+    made = {"unit_of_need": "examples"} | _check(
+        trial, "reference_drop", "score_delta", 0.0, True, None, policy
+    )
+    if found.run["metric"] is None:
+        return made | {"why": "nothing was scored"}
     scores = PairedScores(found.run["metric"], files, "then")
-    if len(scores.predictions) < 2 or policy.reference_drop is None:
-        return []
+    if len(scores.predictions) < 2:
+        return made | {"why": "; ".join(scores.problems.values())}
     margin = policy.reference_drop.margin(scores.single("then", scores.metric).value)
     change = scores.change("now", "then")
-    made = _check(trial, "reference_drop", "score_delta", -margin, True, change, policy)
-    return [made | {"unit_of_need": "examples"}]
+    if change is None or not margin > 0:
+        return made | {"why": "the score is not defined for one of the two, or 0 then"}
+    return made | {"estimate": change, "limit": -margin}
 
 
 def _check(
-    trial: Trial, name: str, metric: str, limit: float, higher: bool, estimate: Any, policy: Policy
+    trial: Trial, name: str, metric: str | None, limit: float, higher: bool, estimate: Any, policy: Policy
 ) -> dict[str, Any]:
     facts = {"trial": trial, "name": name, "metric": metric, "limit": limit, "higher": higher}
     return facts | {"estimate": estimate, "confidence": policy.confidence}

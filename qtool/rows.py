@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from qtool import stats
+from qtool.claims import Exact, Rounds
 from qtool.core import BASELINE, METRICS, SCORES, Measurement
 from qtool.metrics import REGRESSION
 from qtool.paired import LEAST_PAIRS, PairedScores
@@ -60,6 +61,8 @@ class Trial:
     build: Measurement | None
     score: Measurement | None
     rounds: Mapping[int, Measurement]
+    unfinished: bool = False
+    """Whether nothing went wrong, but the sweep was left before it was done."""
 
     @property
     def recipe(self) -> str:
@@ -129,7 +132,8 @@ def make_trial(entry: Mapping[str, Any], lines: Mapping[Key, Measurement], round
         missing = "not built" if build is None else "not scored or audited" if score is None else ""
         missing = missing or f"{timed} of {rounds} rounds measured"
         status, cause, next_step = "failed", f"unfinished: {missing}", "add --resume to the same command"
-    return Trial(entry, status, cause, next_step, build, score, {_round(m): m for m in measured})
+    unfinished = bad is None and status != "ok"
+    return Trial(entry, status, cause, next_step, build, score, {_round(m): m for m in measured}, unfinished)
 
 
 def _round(measurement: Measurement) -> int:
@@ -252,17 +256,31 @@ def _throughput(trial: Trial) -> dict[str, Any]:
     return cell(stats.t_log(each, whole))
 
 
+def speedup(trial: Trial, baseline: Trial | None) -> Rounds | Exact | None:
+    """The baseline's p50 over the trial's in each shared round; None without such a round."""
+    if baseline is None:
+        return None
+    if trial.recipe == baseline.recipe:
+        return Exact(1.0)
+    ratios = speedup_by_round(trial, baseline)
+    return Rounds(list(ratios.values())) if ratios else None
+
+
+def speedup_by_round(trial: Trial, baseline: Trial) -> dict[int, float]:
+    base, own = baseline.p50_s(), trial.p50_s()
+    return {r: base[r] / own[r] for r in sorted(base.keys() & own.keys())}
+
+
 def _speedup(trial: Trial, baseline: Trial | None, against: str) -> dict[str, Any]:
     """Geometric mean over rounds of the baseline's p50 over the recipe's in the same round."""
     if trial.recipe == against:
         return exact(1.0)
     if baseline is None:
         return cell(None, f"the baseline {against} is not ok on this device at this batch size")
-    base, own = baseline.p50_s(), trial.p50_s()
-    shared = sorted(base.keys() & own.keys())
-    if not shared:
-        return cell(None, f"it shares no timed round with {against}")
-    return cell(stats.t_ratio([base[r] for r in shared], [own[r] for r in shared]))
+    found = speedup(trial, baseline)
+    return cell(
+        found.interval() if found else None, f"it shares no timed round with {against}" if not found else None
+    )
 
 
 def _tokenize_share(trial: Trial) -> dict[str, Any]:

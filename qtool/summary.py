@@ -13,7 +13,7 @@ from typing import Any
 from qtool import frontier, stats
 from qtool.advice import advice
 from qtool.core import Measurement
-from qtool.evidence import Evidence, candidate, deltas, load
+from qtool.evidence import Evidence, candidate, delta_of, load
 from qtool.explain import explain
 from qtool.paired import PairedScores
 from qtool.rows import Key, Trial, make_metrics
@@ -66,8 +66,8 @@ def _group(evidence: Evidence, group: tuple[str, int]) -> tuple[list[Row], dict[
     trials = [trial for trial in evidence.trials if trial.group == group]
     ok = [trial for trial in trials if trial.status == "ok"]
     objectives = ["latency_p50_s", peak_name(device), "disk_bytes"]
-    candidates = [candidate(trial, objectives) for trial in ok]
-    pairs = frontier.compare(candidates, deltas([t.recipe for t in ok], scores, against))
+    candidates = [candidate(trial, objectives[:2]) for trial in ok]
+    pairs = frontier.compare(candidates, delta_of(scores, against))
     members = frontier.front([t.recipe for t in ok], pairs)
     provisional = any(len(trial.rounds) < 2 for trial in ok)
     rows = make_rows(evidence, group)
@@ -201,6 +201,7 @@ def _harness(lines: Mapping[Key, Measurement], run: Mapping[str, Any]) -> dict[s
         if any(null)
         else None,
         "rounds": run["rounds"],
+        "most_rounds": max((key[2] or 0 for key in lines if key[1] == "measure"), default=0),
         "ceilings": next((m.values["ceilings"] for m in lines.values() if m.values.get("ceilings")), None),
         "contended_measurements": len(contended),
         "stage_wall_s": _stage_wall_s(lines),

@@ -61,7 +61,7 @@ def check(options: Options) -> Plan:
         _check_baseline(chosen[baseline], options)
     plan = make_plan(options, chosen, probed, data_dir)
     if options.policy:
-        policy.read(options.policy).check_names(chosen, baseline)
+        policy.read(options.policy).check_sweep(list(chosen), baseline, options.score)
     if options.resume:
         check_resume(out, plan)
     return plan

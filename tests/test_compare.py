@@ -62,7 +62,10 @@ def test_runs_alike_are_compared_in_every_column(tmp_path):
     disk = column(found, "disk_bytes")
     assert (disk["change"], disk["verdict"]) == (0.5, "better")
     assert column(found, "speedup")["verdict"] == "better"
-    assert column(found, "speedup", "fp32")["change"] == 1
+    assert (column(found, "speedup", "fp32")["change"], column(found, "speedup", "fp32")["verdict"]) == (
+        1,
+        "tie",
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,7 @@ def test_runs_alike_are_compared_in_every_column(tmp_path):
         ({"versions": {"torch": "2.14.0"}}, ["latency_p95_s", "peak_rss_bytes"], ["score", "disk_bytes"]),
         ({"data": {"data_hash": "e"}}, ["score", "latency_p50_s"], ["disk_bytes"]),
         ({"task": "sst2"}, ["score"], ["latency_p50_s", "disk_bytes"]),
+        ({"metric": "f1"}, ["score"], ["latency_p50_s", "disk_bytes"]),
         ({"model_info": {"content": "n"}}, ["score", "latency_p50_s", "disk_bytes"], []),
     ],
 )

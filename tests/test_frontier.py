@@ -130,8 +130,11 @@ def test_a_score_that_is_shown_worse_keeps_the_slower_recipe():
     pair = [candidate("exact", p50=2.0), candidate("rough", p50=1.0)]
     lost = {("rough", "exact"): Interval(-0.05, -0.07, -0.03), ("exact", "rough"): Interval(0.05, 0.03, 0.07)}
     same = {("rough", "exact"): Interval(0.0, -0.01, 0.01), ("exact", "rough"): Interval(0.0, -0.01, 0.01)}
-    assert frontier.front(["exact", "rough"], frontier.compare(pair, lost)) == ["exact", "rough"]
-    assert frontier.front(["exact", "rough"], frontier.compare(pair, same)) == ["rough"]
+    assert frontier.front(["exact", "rough"], frontier.compare(pair, lambda a, b: lost[a, b])) == [
+        "exact",
+        "rough",
+    ]
+    assert frontier.front(["exact", "rough"], frontier.compare(pair, lambda a, b: same[a, b])) == ["rough"]
 
 
 def choose(candidates, members=None, baseline=None):

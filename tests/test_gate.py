@@ -264,6 +264,73 @@ def test_the_verb_writes_json_markdown_and_junit_and_exits_with_the_verdict(tmp_
     assert [case.get("name") for case in suite if len(case) and case[0].tag == "failure"] == ["max_drop"]
 
 
+def test_an_expected_failure_may_be_a_pattern_that_fits_nothing_here(tmp_path):
+    bad = made(bad={"build": ("failed", "it broke", None)})
+    text = "{all: {max_disk: 100MB}, expected_failures: {'bnb-*': known, 'fp8-*': known}}"
+    found = judge(tmp_path, {"fp32": made(), "bnb-nf4": bad, "int8": made()}, text)
+    assert (verdicts(found)["bnb-nf4", "finished"], found["expected_failures"]) == ("pass", ["bnb-nf4"])
+
+
+def test_what_was_left_unfinished_is_missing_evidence_and_no_violation(tmp_path):
+    run = write_run(tmp_path / "run", {"fp32": made(), "int8": made()}, labels=LABELS)
+    lines = (run / "results.jsonl").read_text().splitlines()
+    last = max(i for i, line in enumerate(lines) if json.loads(line)["recipe"] == "int8")
+    (run / "results.jsonl").write_text("\n".join(lines[:last] + lines[last + 1 :]) + "\n")
+    found = judge(tmp_path, {}, "all: {max_disk: 100MB}")
+    assert verdicts(found) == {("int8", "finished"): "inconclusive"}
+    assert "2 of 3 rounds" in found["checks"][0]["why"]
+
+
+def test_a_named_recipe_may_be_skipped_on_a_device_it_is_not_for(tmp_path):
+    skipped = made(device="cuda", bad={"plan": ("skipped", "cpu only", None)})
+    recipes = {"fp32": made(), "int8": made(), "int8@cuda": skipped}
+    found = judge(tmp_path, recipes, "recipes: {int8: {max_disk: 100MB}}")
+    assert verdicts(found) == {("int8", "max_disk"): "pass"}
+
+
+def test_a_score_is_judged_at_the_first_batch_that_ran(tmp_path):
+    gone = made(batch_size=32, bad={"measure-1": ("oom", "no memory", None)})
+    recipes = {"fp32@32": made(batch_size=32), "int8@32": gone, "fp32": made(), "int8": made(lost=200)}
+    found = judge(tmp_path, recipes, "all: {max_drop: 1%}")
+    assert verdicts(found) == {("int8", "finished"): "fail", ("int8", "max_drop"): "fail"}
+
+
+def test_an_answer_that_is_constant_has_no_correlation_to_judge(tmp_path):
+    labels = [float(i % 5) for i in range(40)]
+    noisy = [x + 0.1 * ((7 * i) % 3) for i, x in enumerate(labels)]
+    recipes = {
+        "fp32": Made((0.01,) * 3, noisy, metrics={"spearman": 0.99}),
+        "flat": Made((0.01,) * 3, [1.0] * 40, metrics={"spearman": None}),
+    }
+    found = judge(tmp_path, recipes, "all: {max_drop: 1%}", labels=labels, metric="spearman")
+    assert verdicts(found) == {("flat", "max_drop"): "inconclusive"}
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_recipe_that_stopped_working_breaks_the_reference(tmp_path):
+    reference = reference_of(tmp_path, {"fp32": made(), "int8": made(), "int4": made()})
+    bad = made(bad={"build": ("failed", "it broke", None)})
+    text = "{reference: {tolerance: 10%}, expected_failures: {int4: known}}"
+    found = judge(tmp_path, {"fp32": made(), "int8": bad, "int4": bad}, text, reference)
+    assert verdicts(found)["int8", "reference_finished"] == "fail"
+    assert verdicts(found)["int4", "finished"] == "pass"
+    assert ("int4", "reference_finished") not in verdicts(found)
+
+
+def test_a_reference_whose_scores_are_gone_is_inconclusive(tmp_path):
+    reference = reference_of(tmp_path, {"fp32": made(), "int8": made()})
+    (reference / "predictions" / "int8-cpu.npz").unlink()
+    found = judge(tmp_path, {"fp32": made(), "int8": made()}, "reference: {max_drop: 1%}", reference)
+    assert verdicts(found)["int8", "reference_drop"] == "inconclusive"
+    why = next(c["why"] for c in found["checks"] if c["limit_name"] == "reference_drop")
+    assert "cannot be read" in why
+
+
+def test_one_round_is_told_how_many_it_takes_to_judge_at_all(tmp_path):
+    found = judge(tmp_path, {"fp32": made((0.01,)), "int8": made((0.001,))}, "all: {min_speedup: 1.5}")
+    assert found["checks"][0]["why"] == "one round has no interval: at least 3 are needed to judge"
+
+
 @pytest.mark.slow
 def test_two_hundred_runs_in_which_nothing_is_wrong_fail_in_at_most_one_of_twenty(tmp_path):
     failed = sum(simulated(tmp_path / str(i), i, slowdown=1.0, spread=0.05)["exit_code"] for i in range(200))

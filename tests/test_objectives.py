@@ -103,3 +103,17 @@ def test_an_objective_without_values_is_refused(tmp_path, name, told):
     with pytest.raises(QtoolError) as caught:
         objectives.check([name], every, found)
     assert told in str(caught.value)
+
+
+def test_the_tasks_own_metric_is_the_score_and_the_speedup_has_its_rounds(tmp_path):
+    recipes = {"fp32": made(), "int8": made((0.005, 0.0051, 0.0049), lost=1)}
+    found, every = load(tmp_path, recipes)
+    assert objectives.check(["accuracy", "score", "speedup"], every, found) == ["score", "speedup"]
+    pairs = frontier.compare([Candidate(o.name, {"speedup": o.numbers("speedup")}) for o in every], None)
+    assert pairs["int8", "fp32"]["speedup"] == "better"
+
+
+def test_only_rounds_that_all_have_are_drawn(tmp_path):
+    recipes = {"fp32": made(), "int8": made((0.005, 0.005, 0.005, 1.0), peak_bytes=(400e6,) * 4)}
+    found, every = load(tmp_path, recipes, run={"rounds": 3})
+    assert objectives.standing(found, every, ["latency_p50_s"]) == {"fp32": 0.0, "int8": 1.0}

@@ -127,3 +127,29 @@ def test_names_that_the_run_does_not_know(tmp_path):
         found.check_names(["fp32", "onnx-int8-dynamo", "bnb-nf4"], "fp32")
     with pytest.raises(QtoolError, match="the run was measured against 'onnx-fp32'"):
         found.check_names(["onnx-fp32", "onnx-int8-dynamic", "bnb-nf4"], "onnx-fp32")
+
+
+def test_the_very_name_goes_before_a_pattern_wherever_it_stands(tmp_path):
+    found = read(tmp_path, 'recipes: {onnx-int8: {max_drop: 0.5%}, "onnx-*": {max_drop: 5%, min_speedup: 2}}')
+    own = found.limits("onnx-int8")
+    assert own is not None
+    assert (own.max_drop, own.min_speedup) == (Drop(0.005, True), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "scored", "told"),
+    [
+        ("all: {max_drop: 1%}", False, "max_drop needs scores"),
+        ("reference: {tolerance: 10%}", True, "no limit speaks of a recipe of this sweep"),
+        ("recipes: {onnx-int8: {max_disk: 1MB}}", True, "'onnx-int8' is not in the run"),
+    ],
+)
+def test_what_a_sweep_could_not_be_judged_by_is_told_before_it_starts(tmp_path, text, scored, told):
+    with pytest.raises(QtoolError) as caught:
+        read(tmp_path, text).check_sweep(["fp32", "bf16"], "fp32", scored)
+    assert told in str(caught.value)
+
+
+def test_a_sweep_that_can_be_judged_is_let_through(tmp_path):
+    read(tmp_path, "all: {max_drop: 1%}").check_sweep(["fp32", "bf16"], "fp32", True)
+    read(tmp_path, "recipes: {fp32: {max_disk: 1MB}}").check_sweep(["fp32"], "fp32", False)

@@ -498,3 +498,34 @@ def test_how_far_the_outputs_moved_stands_beside_the_score(tmp_path):
     assert metric(summary, "int8", "mean_kl")["value"] == pytest.approx(0.01 * (2 * p - 1))
     assert metric(summary, "fp32", "mean_kl")["value"] == 0
     assert metric(summary, "fp32", "calibration_error")["value"] == pytest.approx(0.9 - p)
+
+
+def test_nothing_is_unsettled_whose_baseline_is_gone(tmp_path):
+    gone = made(bad={"measure-3": ("oom", "no memory", None)})
+    run = write_run(tmp_path, {"fp32": gone, "int8": made((0.004, 0.009, 0.006))})
+    assert evidence.unsettled(evidence.load_times(run), 0.1) == []
+
+
+def test_rounds_that_were_added_are_told(tmp_path):
+    more = Made((0.01,) * 5, BASE, metrics={"accuracy": 0.9}, peak_bytes=(4e8,) * 5)
+    summary = swept(tmp_path, {"fp32": more, "int8": made()}, run={"rounds": 3})
+    assert "3 to 5 rounds" in text.title(summary, {"rounds": 3})
+
+
+def test_draws_of_a_correlation_are_stored_and_read_again(tmp_path):
+    labels = [float(i % 7) for i in range(60)]
+    recipes = {
+        name: Made(
+            (0.01,) * 3, [x + shift * ((5 * i) % 11) for i, x in enumerate(labels)], metrics={"spearman": 0.9}
+        )
+        for name, shift in (("fp32", 0.1), ("int8", 0.2))
+    }
+    run = write_run(tmp_path, recipes, labels=labels, metric="spearman")
+    first = row(summarise(run), "int8")["metrics"]["score_delta"]
+    stored = sorted((run / "predictions" / "draws").iterdir())
+    assert len(stored) == 2
+    np.save(stored[0], np.load(stored[0]) + 1)
+    assert row(summarise(run), "int8")["metrics"]["score_delta"] != first
+    for path in stored:
+        path.unlink()
+    assert row(summarise(run), "int8")["metrics"]["score_delta"] == first

@@ -28,7 +28,7 @@ def render(run_dir: Path, format: str) -> str:
     """The report as `table`, `md` or `json`, derived anew from the stored samples."""
     summary, run = summarise(run_dir), store.read_run(run_dir)
     if format == "json":
-        return json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False)
+        return to_json(summary)
     if format == "md":
         from qtool.report import markdown
 
@@ -38,3 +38,8 @@ def render(run_dir: Path, format: str) -> str:
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else None
     return terminal.render(summary, run, width=width, color=is_terminal and not os.environ.get("NO_COLOR"))
+
+
+def to_json(found: dict[str, Any]) -> str:
+    """As the files of a run are written: None, never NaN."""
+    return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,10 +50,8 @@ def _lead(found: Mapping[str, Any]) -> list[str]:
     for entry in found["relax"]:
         parts = []
         for goal in entry["goals"]:
-            was, now = (
-                _limit(found, goal["metric"], goal[key], rounded=key == "to") for key in ("limit", "to")
-            )
-            parts.append(f"{goal['goal']} from {was} to {now}")
+            was = goal["typed"] or typed(goal["metric"], goal["limit"])
+            parts.append(f"{goal['goal']} from {was} to {typed(goal['metric'], goal['to'])}")
         lines.append(f"  relax {' and '.join(parts)}: then {entry['name']} satisfies")
     if not found["relax"]:
         lines.append("  no goal can be relaxed so far that a recipe satisfies: see what removed each")
@@ -86,7 +85,7 @@ def _check(found: Mapping[str, Any], check: Mapping[str, Any]) -> str:
     metric, goal = check["metric"], check["goal"]
     if check["limit"] is None or check["value"] is None:
         return f"{goal}: {check['why']}"
-    limit = _limit(found, metric, check["limit"])
+    limit = check.get("typed") or typed(metric, check["limit"])
     if metric == "score_delta":
         value = change(found["metric"], check["value"])
         interval = between(dict(check), lambda x: change(found["metric"], x))
@@ -99,12 +98,25 @@ def _check(found: Mapping[str, Any], check: Mapping[str, Any]) -> str:
     return f"{goal} {limit} {verdict}: {value}{interval}{close}{why}"
 
 
-def _limit(found: Mapping[str, Any], metric: str, value: float, rounded: bool = False) -> str:
-    """A limit as it is typed: the fall of a score without its sign, absolute, and never tighter than it is."""
+def typed(metric: str, value: float) -> str:
+    """A limit as it is typed, four digits, rounded so that `value` still meets it."""
     if metric == "score_delta":
-        fall = -value
-        return f"{fall + 5e-5:.4f}" if rounded else f"{fall:.4g}"
-    return with_unit(metric, value)
+        return f"{_outward(-value, up=True):g}"
+    scale, words = {
+        "latency_p50_s": (1e3, "ms"),
+        "latency_p95_s": (1e3, "ms"),
+        "throughput_per_s": (1.0, "/s"),
+    }.get(metric, (1e-6, "MB"))
+    return f"{_outward(scale * value, up=METRICS[metric].better == 'lower'):.12g}{words}"
+
+
+def _outward(value: float, up: bool) -> float:
+    """Rounded up or down to four significant digits."""
+    if value == 0:
+        return 0.0
+    step = 10.0 ** (math.floor(math.log10(abs(value))) - 3)
+    # a value that has four digits already must not gain a step by the error of a division
+    return round((math.ceil(value / step - 1e-9) if up else math.floor(value / step + 1e-9)) * step, 12)
 
 
 def _runner_up(found: Mapping[str, Any]) -> list[str]:

@@ -32,7 +32,8 @@ DETAILS = (
     "energy_j",
 )
 HOW_TO_READ = (
-    "Every row is a recipe. Each round measures every recipe in a fresh process, the baseline among them; "
+    "Every row is a recipe. Each round measures every recipe in a fresh process, the baseline among them (with "
+    "--rounds auto the later ones only what was still uncertain, and the baseline); "
     "an interval in brackets covers 95 % and comes from the differences between rounds (speed, memory) or "
     "between examples (score).",
     "Speed-up is the baseline's p50 over the recipe's in the same round. Latency includes the copies between "

@@ -112,7 +112,9 @@ def title(summary: dict[str, Any], run: dict[str, Any]) -> str:
     rows = (run.get("data") or {}).get("rows")
     task = "no score" if summary["metric"] is None else f"task {summary['task']} ({summary['metric']})"
     texts = "" if rows is None else f", {rows:,} rows"
-    rounds = run.get("rounds")
+    rounds, most = run.get("rounds"), summary["harness"].get("most_rounds") or 0
+    if isinstance(rounds, int) and most > rounds:
+        return f"{summary['model']}: {task}{texts}, {rounds} to {most} rounds"
     return f"{summary['model']}: {task}{texts}, {rounds} {'round' if rounds == 1 else 'rounds'}"
 
 

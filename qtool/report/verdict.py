@@ -110,7 +110,7 @@ def _what(found: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     name, metric, value = entry["limit_name"], entry["metric"], entry["value"]
     why = f", {entry['why']}" if entry["why"] else ""
     if metric is None:
-        return f"{name}{why}".replace("finished, ", "did not finish, ") if why else name
+        return f"did not finish{why}"
     cell = {"low": entry["low"], "high": entry["high"]}
     exact = entry["low"] == entry["high"]
     if name in RATIOS:
@@ -124,7 +124,8 @@ def _what(found: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
         return f"{name}: change of {found['metric']} {told}{interval}, limit {change(found['metric'], entry['limit'])}{why}"
     told = "unknown" if value is None else with_unit(metric, value)
     interval = "" if value is None or exact else between(cell, lambda x: number(metric, x))
-    return f"{name}: {METRICS[metric].label} {told}{interval}, limit {with_unit(metric, entry['limit'])}{why}"
+    mean = "" if exact or metric == "speedup" else " (geometric mean of the rounds)"
+    return f"{name}: {METRICS[metric].label} {told}{interval}{mean}, limit {with_unit(metric, entry['limit'])}{why}"
 
 
 def _verdict(found: Mapping[str, Any]) -> str:
@@ -132,4 +133,5 @@ def _verdict(found: Mapping[str, Any]) -> str:
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     strict = " (which the policy counts as a violation)" if found["inconclusive"] == "fail" else ""
     strict = strict if found["verdict"] == "inconclusive" else ""
-    return f"gate: {found['verdict']}{strict}: {told}, at {100 * found['confidence']:g} % confidence"
+    own = " unless a recipe has its own" if found["own_confidence"] else ""
+    return f"gate: {found['verdict']}{strict}: {told}, at {100 * found['confidence']:g} % confidence{own}"
