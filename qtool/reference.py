@@ -112,10 +112,13 @@ def against(found: Evidence, stored: Evidence, policy: Policy) -> tuple[list[dic
 def _speedup(found: Evidence, stored: Evidence, trial: Trial, old: Trial, policy: Policy) -> dict[str, Any]:
     new = speedup(trial, found.trial(found.baseline, trial.group))
     before = speedup(old, stored.trial(stored.baseline, trial.group))
-    both = isinstance(new, Rounds) and isinstance(before, Rounds)
-    ratio = Groups(new.values, before.values) if both else None
+    ratio = why = None
+    if isinstance(new, Rounds) and isinstance(before, Rounds):
+        ratio = Groups(new.values, before.values)
+    else:
+        why = "a baseline is missing in one of the two runs"
     made = _check(trial, "reference_speedup", "speedup", 1 - policy.tolerance, True, ratio, policy)
-    return made if both else made | {"why": "a baseline is missing in one of the two runs"}
+    return made | {"why": why}
 
 
 def _score(found: Evidence, stored: Evidence, trial: Trial, old: Trial, policy: Policy) -> dict[str, Any]:
