@@ -3,8 +3,8 @@
     python benchmarks/gate_false_alarms.py [MODEL] [--real N]
 
 Target: false alarms in at most 5 % of the simulated runs and in none of the real ones; faults never pass.
-Simulated: 200 runs of five rounds and 872 examples in which nothing is wrong (5 % of the answers flip both ways,
-the paired log ratios spread by 5 %), then with a 30 % slowdown, then with three points of accuracy lost. The
+Simulated: 200 runs of five rounds and 872 examples in which nothing is wrong (5 % of the answers flip, as many
+gained as lost on average; the paired log ratios spread by 5 %), then with a 30 % slowdown, then with three points of accuracy lost. The
 fixed limits are what CI scripts do: fail when the score is 1 % lower, or the p50 10 % higher.
 
 `--real N` sweeps MODEL against itself N times (the baseline under a second name), half of them beside a process
@@ -32,7 +32,9 @@ from qtool import gate, policy, recipes, summary
 from tests.run_folder import Made, write_run
 
 RUNS, ROUNDS, EXAMPLES = 200, 5, 872
-POLICY = "all: {max_drop: 1%, min_speedup: 0.9}"
+POLICY = "all: {max_drop: 1%, min_speedup: 1.0}"
+# what is the baseline itself can never be shown to be as fast: the real runs leave it a tenth
+ITSELF = "all: {max_drop: 1%, min_speedup: 0.9}"
 FIXED_DROP, FIXED_SLOWDOWN = 0.01, 1.10
 
 
@@ -77,7 +79,9 @@ def simulated(folder: Path, seed: int, slowdown: float, loss: float, spread: flo
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 2, EXAMPLES)
     base = np.where(rng.random(EXAMPLES) < 0.112, 1 - labels, labels)
-    flipped = np.where(rng.random(EXAMPLES) < 0.05, 1 - base, base)
+    # of the wrong ones more than of the right ones, so that as many are gained as lost on average
+    flips = rng.random(EXAMPLES) < np.where(base == labels, 0.025 / 0.888, 0.025 / 0.112)
+    flipped = np.where(flips, 1 - base, base)
     told = np.where((flipped == labels) & (rng.random(EXAMPLES) < loss / 0.888), 1 - labels, flipped)
     machine = rng.normal(0, 0.2, ROUNDS)
     times = 0.01 * np.exp(machine + rng.normal(0, spread / np.sqrt(2), (2, ROUNDS)))
@@ -124,7 +128,7 @@ def real(model: str, count: int, folder: Path) -> None:
         finally:
             if load:
                 load.kill()
-        found = judge(run)
+        found = judge(run, ITSELF)
         verdicts[found["verdict"]] += 1
         print(f"real {number + 1}/{count}{' beside a busy core' if busy else ''}: {tell(found)}", flush=True)
     print(f"{count} real runs of a model against itself: {dict(verdicts)}; fail must be 0", flush=True)

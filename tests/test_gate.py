@@ -362,7 +362,9 @@ def simulated(folder, seed, slowdown, spread, loss=0.0):
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 2, 872)
     base = np.where(rng.random(872) < 0.112, 1 - labels, labels)
-    flipped = np.where(rng.random(872) < 0.05, 1 - base, base)
+    # of the wrong ones more than of the right ones, so that as many are gained as lost on average
+    flips = rng.random(872) < np.where(base == labels, 0.025 / 0.888, 0.025 / 0.112)
+    flipped = np.where(flips, 1 - base, base)
     told = np.where((flipped == labels) & (rng.random(872) < loss / 0.888), 1 - labels, flipped)
     machine = rng.normal(0, 0.2, 5)
     noise = rng.normal(0, spread / np.sqrt(2), (2, 5))
