@@ -260,8 +260,8 @@ def examples_needed(distance: float, each: float, alpha: float, power: float = P
 
     if distance <= 0:
         return None
-    n = ((float(ndtri(1 - alpha)) + float(ndtri(power))) * each / distance) ** 2
-    return max(1, math.ceil(n)) if n <= MOST_NEEDED else None
+    root = (float(ndtri(1 - alpha)) + float(ndtri(power))) * each / distance
+    return max(1, math.ceil(root**2)) if root <= math.sqrt(MOST_NEEDED) else None
 
 
 def rounds_needed(distance: float, each: float, alpha: float, power: float = POWER) -> int | None:

@@ -10,6 +10,8 @@ MEMORY = ("peak_rss_bytes", "peak_vram_bytes")
 SCORE, DISK = ("score",), ("disk_bytes",)
 COLUMNS = (*SCORE, *TIMES, *MEMORY, *DISK)
 
+SPOILED = "not the same "
+
 # What is compared, where it stands in run.json, and which columns it spoils when it differs.
 FACTS = (
     ("model content", ("model_info", "content"), COLUMNS),
@@ -57,4 +59,4 @@ def _host(run: Mapping[str, Any]) -> Any:
 def spoiled(found: Sequence[Mapping[str, Any]], column: str) -> str | None:
     """Why a column cannot be compared; None where it can."""
     reasons = [difference["what"] for difference in found if column in difference["spoils"]]
-    return f"not the same {', '.join(reasons)}" if reasons else None
+    return f"{SPOILED}{', '.join(reasons)}" if reasons else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 BASELINES = {"checkpoint": "fp32", "onnx": "onnx-fp32", "openvino": "openvino-fp32"}
 """What every speed-up and score change is against, by what MODEL is: weights for PyTorch or an exported graph."""
@@ -146,6 +146,20 @@ class Measurement(_Closed):
     started_at: str
     error: str | None = None
     next_step: str | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Measurement:
+        """Every number that statistics are made of is one that a clock or a kernel can give."""
+        if self.stage == "measure" and not all(1e-9 <= x <= 1e6 for xs in self.samples.values() for x in xs):
+            raise ValueError("a sample is not a time")
+        for name, value in self.values.items():
+            sized = name.endswith(("_bytes", "_s"))
+            if sized and value is not None and not (isinstance(value, int | float) and 0 <= value <= 1e18):
+                raise ValueError(f"{name} is {value!r}")
+        predictions, metrics = self.values.get("predictions"), self.values.get("metrics")
+        if not isinstance(predictions, str | None) or not isinstance(metrics, dict | None):
+            raise ValueError("predictions or metrics are of the wrong type")
+        return self
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from qtool import store
 from qtool.claims import Rounds
-from qtool.core import BASELINE, METRICS, Measurement, QtoolError
+from qtool.core import BASELINE, METRICS, Measurement, QtoolError, file_hash
 from qtool.frontier import Candidate, Numbers
 from qtool.paired import PairedScores
 from qtool.rows import Key, Trial, make_trial, speedup
@@ -82,13 +82,20 @@ def _scores(
     }
 
 
-def prediction_files(run_dir: Path, trials: Iterable[Trial]) -> dict[str, Path | None]:
-    """Stored predictions by recipe, of the trials that were scored; None where none were stored."""
-    files: dict[str, Path | None] = {}
+def prediction_files(run_dir: Path, trials: Iterable[Trial]) -> dict[str, Path | str]:
+    """Stored predictions by recipe, of the trials that were scored, or the reason why they cannot be used."""
+    files: dict[str, Path | str] = {}
     for trial in trials:
-        if trial.score is not None and trial.score.status == "ok":
-            name = trial.score.values.get("predictions")
-            files[trial.recipe] = run_dir / name if name else None
+        if trial.score is None or trial.score.status != "ok" or trial.recipe in files:
+            continue
+        name, expected = (trial.score.values.get(key) for key in ("predictions", "predictions_sha256"))
+        path = run_dir / str(name)
+        if not name:
+            files[trial.recipe] = "its predictions were not stored"
+        elif expected and path.is_file() and file_hash(path) != expected:
+            files[trial.recipe] = f"its predictions in {path.name} are not those that were scored"
+        else:
+            files[trial.recipe] = path
     return files
 
 

@@ -13,7 +13,9 @@ def add(pick: argparse.ArgumentParser) -> None:
     flag = pick.add_argument
     flag("run", metavar="RUN", type=Path, help="a run folder")
     flag(
-        "--max-drop", metavar="D", help="largest fall of the score: 1%% of the baseline's, or 0.005 absolute"
+        "--max-drop",
+        metavar="D",
+        help="largest fall of the score: 1%% of the baseline's, or 0.005 absolute; default 0.02",
     )
     flag("--p95", metavar="T", help="largest p95 of a call, such as 50ms")
     flag("--p50", metavar="T", help="largest p50 of a call")

@@ -60,7 +60,7 @@ def gate(run_dir: Path, policy: Policy, reference: Path | None = None) -> dict[s
     """
     found = evidence.load(run_dir)
     recipes = list(dict.fromkeys(trial.recipe for trial in found.trials))
-    if not found.trials or not found.lines:
+    if not any(line.stage == "measure" for line in found.lines.values()):
         raise QtoolError(
             f"{run_dir} is empty: nothing was measured. Sweep again, or finish it with --resume."
         )
@@ -89,10 +89,10 @@ def gate(run_dir: Path, policy: Policy, reference: Path | None = None) -> dict[s
         notes += told
     entries += _judge(checks)
     if not entries:
-        raise QtoolError(
-            f"{policy.path}: nothing in {run_dir} is under a limit: besides {found.baseline} it holds"
-            f" {', '.join(r for r in recipes if r != found.baseline) or 'nothing'}. Name one, use 'all', or give --reference."
+        told = (
+            "; ".join(notes) or "its recipes are the baseline, were skipped, or are not named by the policy"
         )
+        raise QtoolError(f"{policy.path}: nothing in {run_dir} can be held against it: {told}.")
     return _whole(run_dir, found, policy, entries, notes)
 
 
@@ -109,7 +109,7 @@ def _whole(
         "task": found.run["task"],
         "metric": found.run["metric"],
         "baseline": found.baseline,
-        "confidence": policy.confidence,
+        "confidence": (policy.everywhere and policy.everywhere.confidence) or policy.confidence,
         "own_confidence": any(limits.confidence for limits in policy.recipes.values()),
         "inconclusive": policy.inconclusive,
         "verdict": verdict,
@@ -176,9 +176,10 @@ def _checks(found: Evidence, trial: Trial, limits: Limits, policy: Policy) -> It
             why = None if estimate else f"not every round has a {METRICS[metric].label}{least}"
             higher = METRICS[metric].better == "higher"
             yield Check(trial, name, metric, limit, higher, estimate, confidence, why=why)
-    if limits.max_disk_bytes is not None and trial.disk_bytes is not None:
-        size = Exact(trial.disk_bytes)
-        yield Check(trial, "max_disk", "disk_bytes", limits.max_disk_bytes, False, size, confidence)
+    if limits.max_disk_bytes is not None:
+        size = None if trial.disk_bytes is None else Exact(trial.disk_bytes)
+        why = None if size else "its size was not recorded"
+        yield Check(trial, "max_disk", "disk_bytes", limits.max_disk_bytes, False, size, confidence, why=why)
 
 
 def _first_batch(found: Evidence, trial: Trial) -> int:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
 from qtool.core import QtoolError, did_you_mean
 
-SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+# both letters that look like it: the micro sign and the Greek mu
+SECONDS = {"us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ms": 1e-3, "s": 1.0}
 MINUTES = {"s": 1.0, "min": 60.0, "h": 3600.0}
 RATES = {"/s": 1.0}
 BYTES = {
     **{"KB": 1e3, "MB": 1e6, "GB": 1e9},
     **{"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
 }
+LEAST, MOST = 1e-9, 1e15
+"""In base units: a nanosecond, a petabyte."""
 NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*")
 
 
@@ -35,7 +37,8 @@ class Drop:
 
 def quantity(text: object, units: dict[str, float], where: str) -> float:
     """A number and its unit, in the base unit. Raises QtoolError naming `where` and the units that would work."""
-    example = f"expected a number with {' or '.join(units)}, such as 50{next(iter(units))}"
+    plain = [unit for unit in units if unit.isascii()]
+    example = f"expected a number with {' or '.join(plain)}, such as 50{plain[0]}"
     match = NUMBER.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         missing = ": the unit is missing" if isinstance(text, int | float) else ""
@@ -48,8 +51,10 @@ def quantity(text: object, units: dict[str, float], where: str) -> float:
         hint = f" Did you mean '{near}'?" if near else did_you_mean(unit, units)
         raise QtoolError(f"{where}: '{text}': unknown unit '{unit}'.{hint}")
     value = number * units[unit]
-    if not (value > 0 and math.isfinite(value)):
-        raise QtoolError(f"{where}: '{text}' is out of range, expected more than 0.")
+    if not LEAST <= value <= MOST:
+        raise QtoolError(
+            f"{where}: '{text}' is out of range, expected more than 0 and nothing beyond reason."
+        )
     return value
 
 
@@ -61,7 +66,7 @@ def drop(text: object, where: str) -> Drop:
             f"{where}: '{text}', expected a share of the baseline's score such as 1%, or a difference such as 0.005."
         )
     amount = float(match[1]) / (100 if match[2] else 1)
-    if not 0 < amount < 1:
+    if not LEAST <= amount < 1:
         raise QtoolError(f"{where}: '{text}' is out of range, expected more than 0 and less than 1 (100%).")
     return Drop(amount, bool(match[2]))
 

@@ -32,14 +32,14 @@ class PairedScores:
     `problems[recipe]` says why a recipe is not among them. `metric` is the task's primary metric.
     """
 
-    def __init__(self, metric: str, files: Mapping[str, Path | None], baseline: str = BASELINE) -> None:
+    def __init__(self, metric: str, files: Mapping[str, Path | str], baseline: str = BASELINE) -> None:
         self.metric, self.baseline = metric, baseline
         self.problems: dict[str, str] = {}
         self.predictions: dict[str, np.ndarray[Any, Any]] = {}
         self.logits: dict[str, np.ndarray[Any, Any]] = {}
         self.labels = np.array([])
         self.classes: int | None = None
-        ids = None
+        ids, width = None, 0
         # The baseline first: it decides which examples the others are held against.
         for recipe in sorted(files, key=lambda name: (name != baseline, name)):
             path = files[recipe]
@@ -49,15 +49,19 @@ class PairedScores:
                 self.problems[recipe] = str(error)
                 continue
             if ids is None:
-                ids, self.labels = own_ids, labels
+                ids, self.labels, width = own_ids, labels, logits.shape[1]
                 self.classes = None if metric in REGRESSION else logits.shape[1]
             elif not np.array_equal(ids, own_ids) or not np.array_equal(self.labels, labels):
                 self.problems[recipe] = "scored on other examples than the recipes it is compared with"
                 continue
+            if logits.shape[1] != width:
+                self.problems[recipe] = f"its logits have {logits.shape[1]} columns, the others' {width}"
+                continue
             self.logits[recipe] = logits
             self.predictions[recipe] = logits[:, 0] if self.classes is None else logits.argmax(axis=1)
         self._order = sorted(self.predictions)
-        self._kept = _kept(next(filter(None, files.values()), None)) if self.classes is None else None
+        paths = [path for path in files.values() if isinstance(path, Path)]
+        self._kept = _kept(paths[0]) if self.classes is None and paths else None
         self._bootstrap = cache(self._resample)
         self.change = cache(self._change)
         self.not_worse = cache(self._not_worse)
@@ -156,27 +160,30 @@ class PairedScores:
         return self.predictions[recipe] == self.labels
 
 
-def _kept(predictions: Path | None) -> Path | None:
+def _kept(predictions: Path) -> Path | None:
     """Where draws that take seconds are stored: beside the predictions, unless the run is read-only."""
-    if predictions is None or not os.access(predictions.parent, os.W_OK):
-        return None
     folder = predictions.parent / "draws"
+    if not os.access(folder if folder.exists() else predictions.parent, os.W_OK):
+        return None
     folder.mkdir(exist_ok=True)
     return folder
 
 
-def _read(path: Path | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _read(path: Path | str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Ids, labels and logits (examples, outputs), sorted by id. Raises ValueError with the reason."""
-    if path is None:
-        raise ValueError("its predictions were not stored")
+    if isinstance(path, str):
+        raise ValueError(path)
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            ids, labels, logits = stored["ids"], stored["labels"], stored["logits"]
-    except (OSError, KeyError, zipfile.BadZipFile, ValueError) as error:
+        stored = np.load(path, allow_pickle=False)
+        ids, labels, logits = (np.atleast_1d(stored[name]) for name in ("ids", "labels", "logits"))
+        logits = logits.reshape(len(ids), -1).astype(float)
+        numbers = labels.astype(float)
+    except (OSError, EOFError, KeyError, IndexError, TypeError, zipfile.BadZipFile, ValueError) as error:
         kind = type(error).__name__
         raise ValueError(f"its predictions cannot be read from {path.name} ({kind})") from None
-    logits = logits.reshape(len(ids), -1).astype(float)
-    if not len(ids) or len(labels) != len(ids) or not np.all(np.isfinite(logits)):
-        raise ValueError(f"its predictions in {path.name} are empty, uneven or not finite")
+    if ids.ndim > 1 or labels.shape != ids.shape or not logits.size or not np.isfinite(numbers).all():
+        raise ValueError(f"its predictions in {path.name} are empty or uneven")
+    if not np.isfinite(logits).all():
+        raise ValueError(f"its predictions in {path.name} are not finite")
     order = np.argsort(ids, kind="stable")
     return ids[order], labels[order], logits[order]

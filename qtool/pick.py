@@ -64,6 +64,11 @@ def pick(run_dir: Path, goals: Goals) -> dict[str, Any]:
     every = objectives.options(found, rows)
     if not every:
         raise QtoolError(f"{run_dir} has no recipe that finished. See qtool report {run_dir}.")
+    if found.scores and not any(found.baseline in scores.predictions for scores in found.scores.values()):
+        why = (
+            next((s.problems.get(found.baseline) for s in found.scores.values()), None) or "it did not finish"
+        )
+        raise QtoolError(f"the score of {found.baseline} in {run_dir} cannot be used: {why}. Sweep again.")
     names = objectives.check(goals.objectives, every, found)
     checks = _checks(found, every, goals)
     candidates = [_candidate(found, option, names) for option in every]
@@ -77,6 +82,7 @@ def pick(run_dir: Path, goals: Goals) -> dict[str, Any]:
         **{key: found.run[key] for key in ("model", "task", "metric")},
         "baseline": found.baseline,
         "prefer": goals.prefer,
+        "provisional": any(len(option.trial.rounds) < 2 for option in every),
         "chosen": None,
         "decided_by": None,
         "tied": [],

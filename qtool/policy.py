@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import yaml
 
-from qtool import goals, host
+from qtool import goals, host, strict_yaml
 from qtool.core import QtoolError, did_you_mean
 from qtool.goals import Drop
 
 CONFIDENCE = 0.95
 TOLERANCE = 0.10
+MOST_CONFIDENCE = 0.9999
 LIMITS = (
     "max_drop",
     "min_speedup",
@@ -123,10 +124,13 @@ class Policy:
 def read(path: Path) -> Policy:
     """The policy in a YAML file. Raises QtoolError naming the key and what would work."""
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise QtoolError(f"cannot read the policy {path}: {error.strerror}. Give a YAML file.") from None
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise QtoolError(f"cannot read the policy {path}: {why}. Give a YAML file.") from None
+    try:
+        content = strict_yaml.load(text)
+    except (yaml.YAMLError, RecursionError, ValueError, KeyError) as error:
         raise QtoolError(f"{path} is not valid YAML: {' '.join(str(error).split())[:160]}.") from None
     whole = _mapping(content, f"{path}", TOP)
     if not {"all", "recipes", "reference"} & whole.keys():
@@ -157,7 +161,7 @@ def read(path: Path) -> Policy:
         everywhere=_limits(whole["all"], f"{path}: all") if "all" in whole else None,
         recipes=recipes,
         expected_failures=failures,
-        tolerance=goals.share(reference["tolerance"], f"{path}: reference: tolerance")
+        tolerance=_tolerance(reference["tolerance"], f"{path}: reference: tolerance")
         if "tolerance" in reference
         else TOLERANCE,
         reference_drop=goals.drop(reference["max_drop"], f"{path}: reference: max_drop")
@@ -191,6 +195,13 @@ def _limits(content: Any, where: str) -> Limits:
     )
 
 
+def _tolerance(value: Any, where: str) -> float:
+    found = goals.share(value, where)
+    if found == 1:
+        raise QtoolError(f"{where}: '{value}' allows everything, expected less than 100%.")
+    return found
+
+
 def _speedup(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise QtoolError(f"{where}: '{value}', expected a factor against the baseline such as 1.5.")
@@ -200,8 +211,10 @@ def _speedup(value: Any, where: str) -> float:
 
 
 def _confidence(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.5 < value < 1:
-        raise QtoolError(f"{where}: '{value}', expected a number over 0.5 and under 1, such as 0.95.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.5 < value <= MOST_CONFIDENCE:
+        raise QtoolError(
+            f"{where}: '{value}', expected a number over 0.5, at most {MOST_CONFIDENCE}, such as 0.95."
+        )
     return float(value)
 
 
@@ -210,7 +223,7 @@ def _flags(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise QtoolError(f"{where} is {type(value).__name__}, expected a list of CPU flags such as [avx2].")
     for flag in value:
-        if flag not in known:
+        if not isinstance(flag, str) or flag not in known:
             raise QtoolError(f"{where}: unknown CPU flag '{flag}'.{did_you_mean(str(flag), known)}")
     return tuple(value)
 

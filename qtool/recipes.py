@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from qtool import host, plugins
+from qtool import host, plugins, strict_yaml
 from qtool.core import BASELINE, QtoolError, Recipe, did_you_mean
 
 MAX_BYTES = 64 * 1024
@@ -76,7 +76,7 @@ def load_file(path: Path) -> Recipe:
     if len(data) > MAX_BYTES:
         raise QtoolError(f"recipe {path} has {len(data)} bytes; a recipe has at most {MAX_BYTES}.")
     try:
-        content = yaml.load(data.decode("utf-8"), Loader=_StrictLoader)
+        content = strict_yaml.load(data.decode("utf-8"))
     except UnicodeDecodeError:
         raise QtoolError(f"recipe {path} is not UTF-8 text. Save it as UTF-8 YAML.") from None
     except (yaml.YAMLError, RecursionError, ValueError, KeyError) as error:  # a date that is none, for one
@@ -203,38 +203,6 @@ def why_not(
             "needs calibration rows and the task has no training split here", "give --calibration PATH"
         )
     return None
-
-
-# libyaml's parser is ten times faster than the one in Python, and `qtool recipes` reads the whole book
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _StrictLoader(_SafeLoader):
-    """Safe YAML without aliases (a bomb needs them, a recipe does not) and without repeated keys."""
-
-    def get_single_node(self) -> Any:
-        root = super().get_single_node()
-        seen, left = set(), [root] if root is not None else []
-        while left:
-            node = left.pop()
-            if id(node) in seen:
-                raise yaml.YAMLError("aliases (*name) are not allowed in a recipe")
-            seen.add(id(node))
-            if isinstance(node, yaml.MappingNode):
-                left += [part for pair in node.value for part in pair]
-            elif isinstance(node, yaml.SequenceNode):
-                left += node.value
-        return root
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.YAMLError(f"a key is not a plain word (line {key.start_mark.line + 1})")
-            if key.value in seen:
-                raise yaml.YAMLError(f"key '{key.value}' stands twice (line {key.start_mark.line + 1})")
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def _validate(model: type[Model], content: dict[str, Any], where: str) -> Model:

@@ -59,6 +59,10 @@ def against(found: Evidence, stored: Evidence, policy: Policy) -> tuple[list[dic
     Speed-ups are held against each other rather than times: each was measured against its own baseline in the
     same minutes. A fall is allowed up to the policy's tolerance. Raises QtoolError when nothing is shared.
     """
+    if policy.reference_drop and None in (found.run["metric"], stored.run["metric"]):
+        raise QtoolError(
+            "reference: max_drop: one of the two runs was swept with --no-score. Leave max_drop out, or sweep with --task."
+        )
     differ = comparability.differences(stored.run, found.run)
     notes = [
         f"against {stored.run_dir}: not compared: {', '.join(d['spoils'])}, not the same {d['what']}"
@@ -131,8 +135,6 @@ def _score(found: Evidence, stored: Evidence, trial: Trial, old: Trial, policy: 
     made = {"unit_of_need": "examples"} | _check(
         trial, "reference_drop", "score_delta", 0.0, True, None, policy
     )
-    if found.run["metric"] is None:
-        return made | {"why": "nothing was scored"}
     scores = PairedScores(found.run["metric"], files, "then")
     if len(scores.predictions) < 2:
         return made | {"why": "; ".join(scores.problems.values())}

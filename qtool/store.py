@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from qtool.core import Measurement, QtoolError
+from qtool.core import Device, Measurement, QtoolError
 
 SCHEMA = 1
 RUN_KEYS = {"model", "task", "metric", "rounds", "plan"}
@@ -90,7 +90,7 @@ def read(run_dir: Path) -> list[Measurement]:
                     " Upgrade qtool."
                 )
             measurements.append(Measurement.model_validate(record))
-        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, ValidationError) as error:
+        except (ValueError, RecursionError, AttributeError) as error:
             raise QtoolError(
                 f"{path} line {number} is not a measurement ({type(error).__name__}). Remove the line or sweep again."
             ) from None
@@ -116,11 +116,44 @@ def read_run(run_dir: Path) -> dict[str, Any]:
         raise QtoolError(f"{run_dir} holds no run: there is no run.json. Give a folder made by qtool sweep.")
     try:
         run = json.loads(path.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise QtoolError(f"{path} is not valid JSON ({error}). Sweep again into a new --out.") from None
     if isinstance(run, dict) and run.get("schema") == SCHEMA and (missing := RUN_KEYS - run.keys()):
         raise QtoolError(f"{path} lacks {', '.join(sorted(missing))}. Sweep again into a new --out.")
     if not isinstance(run, dict) or run.get("schema") != SCHEMA:
         found = run.get("schema") if isinstance(run, dict) else type(run).__name__
         raise QtoolError(f"{path} has schema {found!r}; this qtool reads {SCHEMA}. Sweep again.")
+    try:
+        _Run.model_validate(run)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise QtoolError(f"{path}: {where}: {first['msg']}. Sweep again into a new --out.") from None
     return run
+
+
+class _Planned(BaseModel):
+    trial_id: str
+    recipe: str
+    device: Device
+    batch_size: int = Field(ge=1)
+    fingerprint: str | None = None
+
+
+class _Run(BaseModel):
+    """What readers of a run rely on; everything else is theirs to look for."""
+
+    model: str
+    task: str | None
+    metric: Literal["accuracy", "f1", "matthews_correlation", "pearson", "spearman"] | None
+    metrics: list[str] | None = None
+    rounds: int = Field(ge=1, strict=True)
+    plan: list[_Planned]
+    baseline: str = ""
+    notes: list[str] | None = None
+    host: dict[str, Any] | None = None
+    versions: dict[str, Any] | None = None
+    args: dict[str, Any] | None = None
+    data: dict[str, Any] | None = None
+    model_info: dict[str, Any] | None = None
+    recipes: dict[str, dict[str, Any]] | None = None

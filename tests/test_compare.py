@@ -123,7 +123,7 @@ def test_the_verb_prints_a_table_or_json(tmp_path, capsys):
     assert cli.run(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     told = capsys.readouterr().out
     assert 'not the same library versions: A {"torch": "2.13.0"}, B {"torch": "2.14.0"}' in told
-    assert "no change of latency_p50_s: not the same library versions" in told
+    assert "no change of p50 ms: not the same library versions" in told
     assert "-4.00 [" in told
     assert cli.run(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["recipe"] == "fp32"

@@ -45,13 +45,17 @@ def render(found: Mapping[str, Any]) -> str:
 
 def _lead(found: Mapping[str, Any]) -> list[str]:
     if found["chosen"]:
-        return [f"take {found['chosen']} ({found['model']}, preferring {found['prefer']})"]
+        provisional = ", provisional: one round has no interval" if found["provisional"] else ""
+        return [f"take {found['chosen']} ({found['model']}, preferring {found['prefer']}{provisional})"]
     lines = ["no recipe satisfies every goal"]
     for entry in found["relax"]:
         parts = []
         for goal in entry["goals"]:
             was = goal["typed"] or typed(goal["metric"], goal["limit"])
-            parts.append(f"{goal['goal']} from {was} to {typed(goal['metric'], goal['to'])}")
+            now = typed(goal["metric"], goal["to"])
+            if str(goal["typed"]).endswith("%"):
+                now = f"{_outward(float(goal['typed'][:-1]) * goal['to'] / goal['limit'], up=True):.12g}%"
+            parts.append(f"{goal['goal']} from {was} to {now}")
         lines.append(f"  relax {' and '.join(parts)}: then {entry['name']} satisfies")
     if not found["relax"]:
         lines.append("  no goal can be relaxed so far that a recipe satisfies: see what removed each")
@@ -132,7 +136,11 @@ def _runner_up(found: Mapping[str, Any]) -> list[str]:
             size = f"{line['ratio']:.2f}x" + ("" if exact else between(dict(line), lambda x: f"{x:.2f}"))
         else:
             continue
-        lines.append(f"  {WORDS[name]} {size}: {VERDICTS[line['verdict']]}")
+        # one round has no interval: the values were compared as they came
+        one = found["provisional"] and name in ("latency_p50_s", "peak")
+        lines.append(
+            f"  {WORDS[name]} {size}: {'one round shows nothing' if one else VERDICTS[line['verdict']]}"
+        )
     if found["tied"]:
         by = "its place on the frontier" if found["decided_by"] == "frontier" else WORDS[found["decided_by"]]
         tied = ", ".join(found["tied"])
@@ -149,7 +157,10 @@ def _frontier(pareto: Mapping[str, Any]) -> list[str]:
     lines = [f"frontier over {', '.join(pareto['objectives'])}: {', '.join(pareto['members'])}"]
     if pareto["near_the_edge"]:
         shares = [f"{name} {100 * pareto['probability'][name]:.0f} %" for name in pareto["near_the_edge"]]
-        lines.append(f"  near the edge, on it in this share of resamples: {', '.join(shares)}")
+        lines.append(
+            "  a member leaves only when another is shown to beat it; by resampled values alone, ties aside, these"
+            f" would be on it in: {', '.join(shares)}"
+        )
     value = pareto["hypervolume"]
     told = f"{value:.4f}" if value is not None else f"not given: {pareto['hypervolume_reason']}"
     lines.append(f"  hypervolume {told}")

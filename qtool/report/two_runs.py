@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from qtool.comparability import SPOILED
 from qtool.core import METRICS
 from qtool.report.text import one_line
 from qtool.units import NONE, between, change, number, unit
@@ -30,8 +31,7 @@ def render(found: Mapping[str, Any]) -> str:
     columns = list(dict.fromkeys(column for row in found["rows"] for column in row["columns"]))
     header = ["recipe", "on", "batch"]
     for column in columns:
-        metric = found["a"]["metric"] if column == "score" else column
-        header += [f"{METRICS[metric].label} {unit(metric)}".strip() + " A", "B", "change"]
+        header += [f"{_label(found, column)} A", "B", "change"]
     table = [header]
     for row in found["rows"]:
         line = [row["recipe"], row["device"], str(row["batch_size"])]
@@ -52,18 +52,25 @@ def render(found: Mapping[str, Any]) -> str:
         if only:
             named = ", ".join(f"{recipe} {device} batch {size}" for recipe, device, size in only)
             lines.append(f"only in {side.upper()}: {named}")
-    reasons = {
-        (column, cell["reason"])
-        for row in found["rows"]
-        for column, cell in row["columns"].items()
-        if cell["reason"]
-    }
     lines += [
         "",
         "change is B over A (score: B less A) with its 95 % interval; + better, - worse, = tied, ~ not told apart",
     ]
-    lines += [f"no change of {column}: {reason}" for column, reason in sorted(reasons)]
+    for column in columns:
+        reasons: dict[str, list[str]] = {}
+        for row in found["rows"]:
+            reason = (row["columns"].get(column) or {}).get("reason")
+            if reason:
+                reasons.setdefault(reason, []).append(row["recipe"])
+        for reason, recipes in reasons.items():
+            who = "" if len(recipes) == len(found["rows"]) else f" of {', '.join(dict.fromkeys(recipes))}"
+            lines.append(f"no change of {_label(found, column)}{who}: {reason}")
     return "\n".join(map(one_line, lines))
+
+
+def _label(found: Mapping[str, Any], column: str) -> str:
+    metric = found["a"]["metric"] if column == "score" else column
+    return f"{METRICS[metric].label} {unit(metric)}".strip()
 
 
 def _short(value: Any) -> str:
@@ -74,7 +81,7 @@ def _short(value: Any) -> str:
 
 
 def _cells(found: Mapping[str, Any], column: str, cell: Mapping[str, Any] | None) -> list[str]:
-    if cell is None:
+    if cell is None or str(cell["reason"]).startswith(SPOILED):
         return [NONE] * 3
     metric = {side: found[side]["metric"] if column == "score" else column for side in "ab"}
     values = [number(metric[side], cell[side]) for side in "ab"]
