@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qtool import cli, isolate, store, worker
+from qtool import cli, isolate, worker
 from qtool.core import QtoolError
 from tests.conftest import make_checkpoint, need, qtool, write_table
 
@@ -240,7 +240,8 @@ def places(tmp_path_factory):
         ("newer-run", '{"schema_version": 99}\n'),
     ):
         (broken / name).mkdir()
-        keys = {} if name == "run" else dict.fromkeys(store.RUN_KEYS)
+        whole = {"model": "m", "task": None, "metric": None, "rounds": 1, "plan": []}
+        keys = {} if name == "run" else whole
         (broken / name / "run.json").write_text(json.dumps({"schema": 1, **keys}))
         (broken / name / "results.jsonl").write_text(line)
     return {"m": str(model), "t": str(table), "d": str(broken)}
