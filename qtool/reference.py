@@ -17,6 +17,8 @@ from qtool.rows import Trial, speedup
 from qtool.stats import Interval
 from qtool.units import peak_name
 
+UNSCORED = "it was not scored"
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -128,8 +130,8 @@ def _speedup(found: Evidence, stored: Evidence, trial: Trial, old: Trial, policy
 def _score(found: Evidence, stored: Evidence, trial: Trial, old: Trial, policy: Policy) -> dict[str, Any]:
     """The change of score since the reference on the same examples; without an estimate it says why."""
     files = {
-        "now": evidence.prediction_files(found.run_dir, [trial]).get(trial.recipe),
-        "then": evidence.prediction_files(stored.run_dir, [old]).get(old.recipe),
+        "now": evidence.prediction_files(found.run_dir, [trial]).get(trial.recipe, UNSCORED),
+        "then": evidence.prediction_files(stored.run_dir, [old]).get(old.recipe, UNSCORED),
     }
     assert policy.reference_drop is not None
     made = {"unit_of_need": "examples"} | _check(
