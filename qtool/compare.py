@@ -12,11 +12,10 @@ from qtool import comparability, evidence, objectives, rows, stats
 from qtool.claims import Rounds
 from qtool.core import METRICS, QtoolError
 from qtool.evidence import Evidence
-from qtool.frontier import TIE_RATIO, by_score
+from qtool.frontier import OPPOSITE, by_ratio, by_score
 from qtool.objectives import Option
 from qtool.paired import PairedScores
 from qtool.rows import Trial
-from qtool.stats import Interval
 from qtool.units import peak_name
 
 
@@ -160,15 +159,8 @@ def _column(
         return cell | {"reason": "it was not measured in every round"}
     ratio = stats.welch_ratio(rounds_b, rounds_a)
     told = {"change": ratio.value, "low": ratio.low, "high": ratio.high}
-    return cell | told | {"verdict": _verdict(ratio, METRICS[column].better == "higher")}
-
-
-def _verdict(ratio: Interval, higher: bool) -> str:
-    if ratio.low is None or ratio.high is None:
-        return "unresolved"
-    if ratio.low > 1 or ratio.high < 1:
-        return "better" if (ratio.low > 1) == higher else "worse"
-    return "tie" if ratio.low > 1 / TIE_RATIO and ratio.high < TIE_RATIO else "unresolved"
+    outcome = by_ratio(ratio)
+    return cell | told | {"verdict": OPPOSITE[outcome] if METRICS[column].better == "higher" else outcome}
 
 
 def _score(scores: PairedScores | None, recipe: str) -> dict[str, Any]:

@@ -58,7 +58,11 @@ def by_rounds(mine: Mapping[int, float], other: Mapping[int, float]) -> Outcome:
         return "unresolved"
     if len(shared) == 1:
         return by_value(mine[shared[0]], other[shared[0]])
-    ratio = t_ratio([mine[r] for r in shared], [other[r] for r in shared])
+    return by_ratio(t_ratio([mine[r] for r in shared], [other[r] for r in shared]))
+
+
+def by_ratio(ratio: Interval) -> Outcome:
+    """Lower is better: the interval of mine over the other's leaves out 1, or lies near it (a tie)."""
     if ratio.low is None or ratio.high is None:
         return "unresolved"
     if ratio.high < 1:

@@ -49,8 +49,7 @@ def run(options: Options) -> int:
 def check(options: Options) -> Plan:
     """Settle everything the user can get wrong. Raises QtoolError; writes nothing into the run folder."""
     out = asking.check_out(options)
-    if options.policy:
-        policy.read(options.policy)
+    demanded = policy.read(options.policy) if options.policy else None
     chosen = {recipe.name: recipe for recipe in recipes.select(options.patterns)}
     _check_baseline(chosen[BASELINE], options)
     tell(f"checking model, task and data of '{options.model}'", sys.stderr)
@@ -60,8 +59,8 @@ def check(options: Options) -> Plan:
         chosen = {recipe.name: recipe for recipe in recipes.select(options.patterns, baseline)}
         _check_baseline(chosen[baseline], options)
     plan = make_plan(options, chosen, probed, data_dir)
-    if options.policy:
-        policy.read(options.policy).check_sweep(list(chosen), baseline, options.score)
+    if demanded:
+        demanded.check_sweep(list(chosen), baseline, options.score)
     if options.resume:
         check_resume(out, plan)
     return plan

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 def printable(words: str) -> str:
     """`words` on one line without control characters: an error's text must not steer the terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in words).split()) if words else ""
+    return " ".join(one_line(words).split())
 
 
 def one_line(words: str) -> str:
