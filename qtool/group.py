@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from qtool import asking, summary, sweep, tasks
+from qtool import asking, strict_yaml, summary, sweep, tasks
 from qtool.aliases import ALIASES
 from qtool.core import SCORES, QtoolError, did_you_mean
 from qtool.plan import Options, describe
@@ -25,10 +25,10 @@ def read(path: Path) -> list[tuple[str, str]]:
     An alias brings its own task. Raises QtoolError naming the entry and what is wrong with it.
     """
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = strict_yaml.load(path.read_text("utf-8"))
     except OSError as error:
         raise QtoolError(f"cannot read --models {path}: {error.strerror}. Give a YAML file.") from None
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, KeyError) as error:
         raise QtoolError(
             f"--models {path} is not valid YAML: {' '.join(str(error).split())[:160]}."
         ) from None

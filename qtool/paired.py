@@ -59,6 +59,7 @@ class PairedScores:
                 continue
             self.logits[recipe] = logits
             self.predictions[recipe] = logits[:, 0] if self.classes is None else logits.argmax(axis=1)
+        self.ids = np.array([]) if ids is None else ids
         self._order = sorted(self.predictions)
         paths = [path for path in files.values() if isinstance(path, Path)]
         self._kept = _kept(paths[0]) if self.classes is None and paths else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +38,7 @@ class Options:
     speedup_within: float
     time_budget_s: float
     policy: Path | None
+    track: str | None
     limit: int | None
     split: str | None
     calibration: str | None
@@ -168,9 +170,23 @@ def run_record(plan: Plan) -> dict[str, Any]:
     }
 
 
+def keep_texts(plan: Plan, out: Path) -> None:
+    """Write `texts.json`, the scored texts in the order of the stored predictions, into the run folder.
+
+    A run folder travels, the cache does not, and a changed answer says little without its text.
+    """
+    import numpy as np
+
+    content = json.loads((plan.data_dir / "texts.json").read_text("utf-8"))
+    with np.load(plan.data_dir / "inputs.npz", allow_pickle=False) as arrays:
+        order = np.argsort(arrays["ids"]).tolist()
+    found = {name: rows and [rows[row] for row in order] for name, rows in content.items()}
+    store.write_json(out / "texts.json", found)
+
+
 def comparable(options: Options) -> dict[str, Any]:
     """The arguments that decide numbers: a resumed sweep must repeat them."""
-    left_out = ("out", "resume", "dry_run", "timeout_s", "time_budget_s", "policy")
+    left_out = ("out", "resume", "dry_run", "timeout_s", "time_budget_s", "policy", "track")
     return {key: value for key, value in vars(options).items() if key not in left_out}
 
 

@@ -82,6 +82,9 @@ def test_an_alias_brings_its_task(tmp_path):
         ("- {model: ./mine}", "task is None"),
         ("- {model: ./mine, task: dmo}", "no task is called 'dmo'. Did you mean 'demo'?"),
         ("- [", "not valid YAML"),
+        ("- {model: demo, model: ./mine}", "key 'model' stands twice"),
+        ("- &a {model: demo}\n- *a", "aliases (*name) are not allowed"),
+        ("- {model: demo, task: !!bool maybe}", "not valid YAML"),
     ],
 )
 def test_a_wrong_models_file_is_refused_in_one_line(tmp_path, content, says):
