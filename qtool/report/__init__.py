@@ -1,4 +1,4 @@
-"""Writes and prints a run's report: summary.json, report.md and the plots, from stored samples alone."""
+"""Writes and prints a run's report: summary.json, report.md, report.html and the plots, from stored samples alone."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from qtool import store
-from qtool.summary import summarise
+from qtool import evidence, store
+from qtool.summary import of, summarise
 
 
 def write(run_dir: Path) -> dict[str, Any]:
-    """Derive the summary and write `summary.json`, `report.md`, `frontier.svg` and `frontier.png`."""
-    from qtool.report import markdown, plots
+    """Derive the summary; write `summary.json`, `report.md`, `report.html`, `frontier.svg` and `frontier.png`."""
+    from qtool.report import markdown, page, plots
 
-    summary = summarise(run_dir)
+    found = evidence.load(run_dir)
+    summary = of(found)
     store.write_json(run_dir / "summary.json", summary)
     plots.draw(summary, run_dir)
-    (run_dir / "report.md").write_text(markdown.render(summary, store.read_run(run_dir)), "utf-8")
+    (run_dir / "report.md").write_text(markdown.render(summary, dict(found.run)), "utf-8")
+    (run_dir / "report.html").write_text(page.render(found, summary), "utf-8")
     return summary
 
 

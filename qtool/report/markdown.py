@@ -79,7 +79,7 @@ def render(summary: dict[str, Any], run: dict[str, Any]) -> str:
 
 def escape(value: Any) -> str:
     """A string from outside as plain text on one line of Markdown."""
-    words = html.escape(" ".join(str(value).split()), quote=False)
+    words = html.escape(text.printable(str(value)), quote=False)
     # A scheme must not become a link by itself, hence the entity for its colon.
     words = re.sub(r"(?i)\b(https?|ftp|mailto)://", r"\1&#58;//", words)
     words = re.sub(r"(?i)\bwww\.", "www&#46;", words)

@@ -44,8 +44,7 @@ LEGEND = (
 def table(summary: dict[str, Any], rows: list[Row], device: str) -> tuple[list[str], list[list[Cell]]]:
     """Header and cells of the rows of one device and batch size, whatever their status."""
     metric = summary["metric"]
-    names = [*([metric, "score_delta"] if metric else []), "speedup", "latency_p50_s", "latency_p95_s"]
-    names += [peak_name(device), "disk_bytes"]
+    names = columns(metric, device)
     header = ["", "recipe", "status"]
     for name in names:
         words = [METRICS[name].label, unit(name)]
@@ -63,6 +62,12 @@ def table(summary: dict[str, Any], rows: list[Row], device: str) -> tuple[list[s
             line.append(_cell(summary, row, name, best[name], fastest) if row in ok else Cell(NONE))
         lines.append(line)
     return header, lines
+
+
+def columns(metric: str | None, device: str) -> list[str]:
+    """The metrics that the table shows of a row, after its mark, recipe and status."""
+    names = [*([metric, "score_delta"] if metric else []), "speedup", "latency_p50_s", "latency_p95_s"]
+    return [*names, peak_name(device), "disk_bytes"]
 
 
 def _value(row: Row, name: str) -> float | None:
