@@ -4,13 +4,38 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from qtool import store
 from qtool.core import cache_dir, file_hash
+from qtool.isolate import Outcome
 
 STALE_S = 8 * 86400.0
 """A scratch folder older than this belongs to no sweep: --timeout ends a stage after a week at most."""
+
+
+def obtain(at: Path, build: Callable[[Path], Outcome]) -> Outcome:
+    """Find the artifact in the cache, or let `build` make it beside its place and rename it when it is whole.
+
+    Ok has the values artifact, cached, build_s (None where it was cached) and disk_bytes.
+    """
+    found: dict[str, object] = {"artifact": at.name, "cached": is_whole(at), "build_s": None}
+    if not found["cached"]:
+        shutil.rmtree(at, ignore_errors=True)
+        at.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{at.name}-", dir=at.parent) as scratch:
+            made = Path(scratch) / "artifact"
+            outcome = build(made)
+            if outcome.status != "ok":
+                return outcome
+            store.write_json(made / "manifest.json", outcome.values)
+            place(made, at)
+        found["build_s"] = outcome.values["build_s"]
+    files = [path for path in (at / "model").rglob("*") if path.is_file()]
+    return Outcome("ok", {**found, "disk_bytes": sum(path.stat().st_size for path in files)})
 
 
 def place(made: Path, to: Path) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -216,6 +217,21 @@ class Predict(Protocol):
         """Host arrays in, a float32 host array of logits (batch, classes) out; returns when it is finished."""
 
 
+Part = Callable[[str], AbstractContextManager[Any]]
+"""Makes the context in which one part of a call runs, by the part's name."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """`predict` told in its parts: make_tensors, copy_in, model, copy_out; it is finished where a part is left.
+
+    `absent`: the parts that this runtime does not have or cannot tell apart, each with the reason.
+    """
+
+    run: Callable[[Batch, Part], Any]
+    absent: dict[str, str]
+
+
 @dataclass
 class Loaded:
     """A runtime's answer: the function to time and what was found when the artifact was opened.
@@ -227,6 +243,8 @@ class Loaded:
     audit: Callable[[], Audit]
     threads: int | None = None
     """Intra-op threads read back from the engine; None where it does not tell."""
+    split: Split | None = None
+    """None where the runtime does not tell the parts of a call."""
 
 
 @dataclass

@@ -26,11 +26,7 @@ def add(sweep: argparse.ArgumentParser) -> None:
         type=Path,
         help="a YAML list of {model, task}: sweep each, with --task glue",
     )
-    add("--task", metavar="NAME", help="what to score on (see qtool tasks)")
-    add("--data", metavar="PATH", help="a folder in GLUE's TSV form, or your own table")
-    add("--text", metavar="COLUMN", help="the text column of your table (--task text)")
-    add("--text-pair", metavar="COLUMN", help="the second text column, for pairs")
-    add("--label", metavar="COLUMN", help="the label column of your table")
+    add_inputs(sweep)
     add("--metric", metavar="NAME", help="score your table by this metric instead of accuracy")
     add(
         "--recipe",
@@ -49,12 +45,11 @@ def add(sweep: argparse.ArgumentParser) -> None:
     add(
         "--batch-size",
         metavar="N",
-        type=_positive,
+        type=positive,
         action="append",
         default=[],
         help="texts a call; repeat; default 1",
     )
-    add("--seq-len", metavar="N|real", default="real", help="fixed length in tokens; default the texts' own")
     add(
         "--rounds",
         metavar="N|auto",
@@ -70,11 +65,27 @@ def add(sweep: argparse.ArgumentParser) -> None:
     )
     add("--time-budget", metavar="T", default="30min", help="when --rounds auto stops anyway; default 30min")
     add("--policy", metavar="FILE", type=Path, help="gate the run when it is done; exit 1 on violation")
+    add("--track", choices=("mlflow",), help="log the finished run to MLflow, as qtool report --track does")
+    add("--no-score", action="store_true", help="latency, size and memory only; needs no task")
+    add("--out", metavar="DIR", type=Path, help="the run folder; default reports/MODEL-TASK-TIME")
+    add("--resume", action="store_true", help="finish what is missing in --out")
+    add("--dry-run", action="store_true", help="print the plan, the skips and an estimate; measure nothing")
+    sweep.set_defaults(carry_out=_sweep)
+
+
+def add_inputs(verb: argparse.ArgumentParser) -> None:
+    """Declare what every verb that runs a model takes: its texts, their length, and how it is run."""
+    add = verb.add_argument
+    add("--task", metavar="NAME", help="what to score on (see qtool tasks)")
+    add("--data", metavar="PATH", help="a folder in GLUE's TSV form, or your own table")
+    add("--text", metavar="COLUMN", help="the text column of your table (--task text)")
+    add("--text-pair", metavar="COLUMN", help="the second text column, for pairs")
+    add("--label", metavar="COLUMN", help="the label column of your table")
     add("--limit", metavar="N", type=_rows, help="use only N rows, the same for every recipe")
     add("--split", metavar="NAME", help="the split to score; default validation")
     add("--calibration", metavar="PATH", help="a table with rows for static quantisation")
-    add("--no-score", action="store_true", help="latency, size and memory only; needs no task")
-    add("--threads", metavar="N", type=_positive, help="threads of every runtime; default the physical cores")
+    add("--seq-len", metavar="N|real", default="real", help="fixed length in tokens; default the texts' own")
+    add("--threads", metavar="N", type=positive, help="threads of every runtime; default the physical cores")
     add(
         "--timeout",
         metavar="S",
@@ -82,14 +93,11 @@ def add(sweep: argparse.ArgumentParser) -> None:
         default=900.0,
         help="longest time of one child process; default 900",
     )
-    add("--out", metavar="DIR", type=Path, help="the run folder; default reports/MODEL-TASK-TIME")
-    add("--resume", action="store_true", help="finish what is missing in --out")
-    add("--dry-run", action="store_true", help="print the plan, the skips and an estimate; measure nothing")
     add("--revision", metavar="R", help="revision of a hub model")
-    sweep.set_defaults(carry_out=_sweep)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A number of texts or threads, as argparse's type."""
     try:
         number = int(text)
     except ValueError:
@@ -102,14 +110,14 @@ def _positive(text: str) -> int:
 def _rounds(text: str) -> int | str:
     """A number, or AUTO itself."""
     try:
-        return AUTO if text == AUTO else _positive(text)
+        return AUTO if text == AUTO else positive(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{error}, or {AUTO}") from None
 
 
 def _rows(text: str) -> int:
     try:
-        return _positive(text)
+        return positive(text)
     except argparse.ArgumentTypeError:
         if text.isdecimal() and 65536 < int(text) < 2**63:  # tables may be long, calls may not
             return int(text)
@@ -147,7 +155,7 @@ def _sweep(options: argparse.Namespace) -> int:
         tasks.find(options.task)
     elif options.models is None and not options.no_score:
         raise QtoolError("which task is it scored on? Give --task NAME (see qtool tasks), or --no-score.")
-    seq_len = None if options.seq_len == "real" else _length(options.seq_len)
+    seq_len = length(options.seq_len)
     cores = host.physical_cores()
     careful = options.policy or options.rounds == AUTO
     rounds = (
@@ -171,6 +179,7 @@ def _sweep(options: argparse.Namespace) -> int:
         speedup_within=goals.share(options.speedup_within, "--speedup-within"),
         time_budget_s=goals.quantity(options.time_budget, goals.MINUTES, "--time-budget"),
         policy=options.policy,
+        track=options.track,
         limit=options.limit,
         split=options.split,
         calibration=options.calibration,
@@ -184,8 +193,9 @@ def _sweep(options: argparse.Namespace) -> int:
     return sweep.run(wanted) if options.models is None else group.run(wanted, group.read(options.models))
 
 
-def _length(text: str) -> int:
+def length(text: str) -> int | None:
+    """What --seq-len means: tokens, None for the texts' own. Raises QtoolError."""
     try:
-        return _positive(text)
+        return None if text == "real" else positive(text)
     except argparse.ArgumentTypeError as error:
         raise QtoolError(f"--seq-len: {error}, or 'real'.") from None

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ CALLS = 130
 E2E_CALLS = 64
 MIN_TIME_S = 2.0
 MAX_TIME_S = 60.0
+Texts = tuple[list[str], list[str] | None]
+"""Texts of one call, and the second text of each pair."""
 # A noisy machine never becomes steady: then the measurement goes on and says so.
 WARM_UP_MAX_S = 10.0
 
@@ -115,17 +118,38 @@ def _end_to_end(
     """From text to class, tokenised at every call, over the same texts in the same batches."""
     from transformers import AutoTokenizer
 
+    tokenize = tokenize_as_served(AutoTokenizer.from_pretrained(spec["model_dir"]), meta, size)
+    if tokenize is None:
+        return {}  # the tokenizer cannot pad: the summary says why these values are missing
+    return timing.time_end_to_end(
+        timed_texts(data, size, count),
+        tokenize,
+        loaded.predict,
+        lambda logits: logits.argmax(axis=1),
+        min_time_s=MIN_TIME_S / 2,
+        min_calls=E2E_CALLS,
+        max_time_s=MAX_TIME_S,
+    )
+
+
+def timed_texts(data: Path, size: int, count: int) -> list[Texts]:
+    """The texts of the first `count` batches of `timed_batches`, and their pairs where there are any."""
     content = json.loads((data / "texts.json").read_text("utf-8"))
     texts, pairs = content["texts"], content["pairs"]
     while len(texts) < size:
         texts, pairs = texts + texts, pairs + pairs if pairs else None
-    tokenizer = AutoTokenizer.from_pretrained(spec["model_dir"])
+    cuts = [slice(index * size, (index + 1) * size) for index in range(count)]
+    return [(texts[cut], pairs[cut] if pairs else None) for cut in cuts]
+
+
+def tokenize_as_served(tokenizer: Any, meta: dict[str, Any], size: int) -> Callable[[Texts], Batch] | None:
+    """A function from `size` texts to the model's inputs; None where the tokenizer would have to pad and cannot."""
     names = set(tokenizer.model_input_names)
     if tokenizer.pad_token is None and (size > 1 or meta["seq_len"]):
-        return {}  # the tokenizer cannot pad: the summary says why these values are missing
+        return None
     padding = "max_length" if meta["seq_len"] else size > 1
 
-    def tokenize(batch: tuple[list[str], list[str] | None]) -> Batch:
+    def tokenize(batch: Texts) -> Batch:
         made = tokenizer(
             batch[0],
             batch[1],
@@ -136,17 +160,7 @@ def _end_to_end(
         )
         return {name: made[name] for name in names & made.keys()}
 
-    cuts = [slice(index * size, (index + 1) * size) for index in range(count)]
-    batches = [(texts[cut], pairs[cut] if pairs else None) for cut in cuts]
-    return timing.time_end_to_end(
-        batches,
-        tokenize,
-        loaded.predict,
-        lambda logits: logits.argmax(axis=1),
-        min_time_s=MIN_TIME_S / 2,
-        min_calls=E2E_CALLS,
-        max_time_s=MAX_TIME_S,
-    )
+    return tokenize
 
 
 def _gpu(device: str) -> Any:

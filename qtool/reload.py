@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool import plugins
-from qtool.core import Loaded, Recipe
+from qtool.core import Audit, Loaded, Recipe, unmet
 
 # Float sums differ by kernel and device; a wrongly reloaded model differs by whole logits.
 EXACT_TOLERANCE = 1e-4
@@ -17,6 +17,17 @@ def open_artifact(spec: dict[str, Any], recipe: Recipe) -> Loaded:
     runtime = plugins.load("runtimes", recipe.runtime)
     model = runtime.open_model(Path(spec["artifact"]) / "model", recipe, spec["device"])
     return runtime.wrap(model, recipe, spec["device"], spec["threads"])
+
+
+def audit(loaded: Loaded, spec: dict[str, Any], recipe: Recipe) -> Audit:
+    """What the artifact turned out to be. Raises RuntimeError where that is not what the recipe says."""
+    found = loaded.audit()
+    problems = unmet(recipe.expect, found)
+    if loaded.threads not in (None, spec["threads"]):
+        problems.append(f"the engine runs {loaded.threads} threads, asked for {spec['threads']}")
+    if problems:
+        raise RuntimeError("the artifact is not what the recipe says: " + "; ".join(problems))
+    return found
 
 
 def check(loaded: Loaded, spec: dict[str, Any], recipe: Recipe) -> float:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from qtool import artifacts, asking, evidence, host, isolate, policy, recipes, store
+from qtool import artifacts, asking, evidence, host, isolate, policy, recipes, store, track
 from qtool.core import BASELINE, BASELINES, Measurement, QtoolError, Recipe, Trial, file_hash
 from qtool.plan import (
     Options,
@@ -23,6 +21,7 @@ from qtool.plan import (
     artifact_place,
     check_resume,
     describe,
+    keep_texts,
     make_plan,
     now,
     run_record,
@@ -50,6 +49,8 @@ def check(options: Options) -> Plan:
     """Settle everything the user can get wrong. Raises QtoolError; writes nothing into the run folder."""
     out = asking.check_out(options)
     demanded = policy.read(options.policy) if options.policy else None
+    if options.track:
+        track.check()
     chosen = {recipe.name: recipe for recipe in recipes.select(options.patterns)}
     _check_baseline(chosen[BASELINE], options)
     tell(f"checking model, task and data of '{options.model}'", sys.stderr)
@@ -87,6 +88,8 @@ def carry_out(plan: Plan) -> int:
     with writer:
         if not options.resume:
             store.write_json(out / "run.json", run_record(plan))
+        if options.score:
+            keep_texts(plan, out)
         sweep = _Sweep(plan, out, writer)
         try:
             sweep.go()
@@ -97,18 +100,21 @@ def carry_out(plan: Plan) -> int:
     from qtool import report
 
     summary = report.write(out)
-    tell(f"{report.render(out, 'table')}\n\nreport: {out / 'report.md'}", sys.stdout)
+    tell(f"{report.render(out, 'table')}\n\nreport: {out / 'report.html'}", sys.stdout)
     if interrupted:
         return 130
     failed = {row["recipe"] for row in summary["rows"] if row["status"] not in ("ok", "skipped")}
+    code = 0
     if options.policy:
         from qtool.report import verdict
 
         found = verdict.hold(out, options.policy)
         tell(verdict.render(found), sys.stdout)
         failed -= set(found["expected_failures"])
-        return found["exit_code"] or (3 if failed else 0)
-    return 3 if failed else 0
+        code = found["exit_code"]
+    if options.track:
+        tell(track.log(out), sys.stdout)
+    return code or (3 if failed else 0)
 
 
 class _Sweep:
@@ -282,7 +288,7 @@ class _Sweep:
         )
 
     def _build(self, trial: Trial) -> isolate.Outcome:
-        """Find the artifact in the cache, or build it beside its place and rename it when it is whole.
+        """Find the artifact in the cache, or build it.
 
         Recipes that differ only in how they run share an artifact: the second waits for the first.
         """
@@ -291,22 +297,7 @@ class _Sweep:
 
     def _build_alone(self, trial: Trial) -> isolate.Outcome:
         place = artifact_place(self.plan.artifacts[trial.recipe])
-        values: dict[str, Any] = {"artifact": place.name}
-        if not artifacts.is_whole(place):
-            shutil.rmtree(place, ignore_errors=True)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
-                made = Path(scratch) / "artifact"
-                outcome = self._child(trial, "build", {"out": str(made)})
-                if outcome.status != "ok":
-                    return outcome
-                store.write_json(made / "manifest.json", outcome.values)
-                artifacts.place(made, place)
-            values |= {"cached": False, "build_s": outcome.values["build_s"]}
-        else:
-            values |= {"cached": True, "build_s": None}
-        files = [path for path in (place / "model").rglob("*") if path.is_file()]
-        return isolate.Outcome("ok", {**values, "disk_bytes": sum(path.stat().st_size for path in files)})
+        return artifacts.obtain(place, lambda made: self._child(trial, "build", {"out": str(made)}))
 
     def _predictions(self, trial: Trial) -> Path:
         return self.out / "predictions" / f"{trial.recipe}-{trial.device}.npz"

@@ -74,7 +74,7 @@ def time_calls(
             predict(batch)
             lap[index] = clock() - start
         samples_ns += lap
-        if _enough(len(samples_ns), (clock() - started) / 1e9, min_time_s, min_calls, max_time_s):
+        if enough(len(samples_ns), (clock() - started) / 1e9, min_time_s, min_calls, max_time_s):
             return [nanoseconds / 1e9 for nanoseconds in samples_ns]
 
 
@@ -106,7 +106,7 @@ def time_end_to_end(
             end = clock()
             tokenize_ns.append(tokenized - start)
             end_to_end_ns.append(end - start)
-        if _enough(len(end_to_end_ns), (clock() - started) / 1e9, min_time_s, min_calls, max_time_s):
+        if enough(len(end_to_end_ns), (clock() - started) / 1e9, min_time_s, min_calls, max_time_s):
             return {
                 "tokenize_s": [nanoseconds / 1e9 for nanoseconds in tokenize_ns],
                 "end_to_end_s": [nanoseconds / 1e9 for nanoseconds in end_to_end_ns],
@@ -195,7 +195,8 @@ def _ratio(was_ns: float, now_ns: float) -> float:
     return max(was_ns, 1.0) / max(now_ns, 1.0)
 
 
-def _enough(calls: int, elapsed_s: float, min_time_s: float, min_calls: int, max_time_s: float) -> bool:
+def enough(calls: int, elapsed_s: float, min_time_s: float, min_calls: int, max_time_s: float) -> bool:
+    """Whether a pass was the last: both minima are reached, or the bound is exceeded."""
     return elapsed_s > max_time_s or (elapsed_s >= min_time_s and calls >= min_calls)
 
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from qtool.core import Audit, Batch, Loaded, QtoolError, Recipe, Unavailable
-from qtool.runtimes import _graph
+from qtool.core import Audit, Batch, Loaded, Part, QtoolError, Recipe, Split, Unavailable
+from qtool.runtimes import _graph, _layers
 
 PACKAGES = ("onnxruntime",)
 Level = Literal["ORT_ENABLE_ALL", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL"]
@@ -48,6 +48,18 @@ def open_model(artifact: Path, recipe: Recipe, device: str) -> Path:
     return path
 
 
+def settings(recipe: Recipe, threads: int) -> Any:
+    """Session options for latency: `threads` threads within an operator, one operator at a time."""
+    import onnxruntime as ort
+
+    found = ort.SessionOptions()
+    found.intra_op_num_threads = threads
+    found.inter_op_num_threads = 1
+    level = Options(**recipe.runtime_options).graph_optimization
+    found.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    return found
+
+
 def wrap(model: Path, recipe: Recipe, device: str, threads: int) -> Loaded:
     """A session over the file `model`.
 
@@ -59,21 +71,20 @@ def wrap(model: Path, recipe: Recipe, device: str, threads: int) -> Loaded:
     provider = PROVIDERS[device]
     if provider not in ort.get_available_providers():
         raise Unavailable(f"this onnxruntime has no {provider}: install onnxruntime-gpu in its place")
-    settings = ort.SessionOptions()
-    settings.intra_op_num_threads = threads
-    settings.inter_op_num_threads = 1
     level = Options(**recipe.runtime_options).graph_optimization
-    settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-    session = ort.InferenceSession(str(model), settings, providers=[provider])
+    session = ort.InferenceSession(str(model), settings(recipe, threads), providers=[provider])
     session.disable_fallback()
     used = session.get_providers()[0]
     if used != provider:
         raise Unavailable(f"onnxruntime runs on {used}, asked for {provider}: see its warning in the log")
     names = [value.name for value in session.get_inputs()]
 
-    def predict(batch: Batch) -> Any:
-        (logits,) = session.run(["logits"], _graph.pick(batch, names))
-        return np.asarray(logits, np.float32)
+    def predict(batch: Batch, part: Part = _layers.whole) -> Any:
+        with part("make_tensors"):
+            inputs = _graph.pick(batch, names)
+        with part("model"):
+            (logits,) = session.run(["logits"], inputs)
+            return np.asarray(logits, np.float32)
 
     def audit() -> Audit:
         import onnx
@@ -89,7 +100,15 @@ def wrap(model: Path, recipe: Recipe, device: str, threads: int) -> Loaded:
         }
         return found
 
-    return Loaded(predict, audit, session.get_session_options().intra_op_num_threads)
+    inside = "inside the engine's call, which takes and gives host arrays"
+    split = Split(predict, {"copy_in": inside, "copy_out": inside})
+    return Loaded(predict, audit, session.get_session_options().intra_op_num_threads, split)
+
+
+def operators(loaded: Loaded, job: _layers.Job) -> list[_layers.Layer]:
+    """Time by node, by the engine's own profiler."""
+    model = open_model(job.artifact, job.recipe, job.device)
+    return _layers.onnxruntime_nodes(model, settings(job.recipe, job.threads), PROVIDERS[job.device], job)
 
 
 def describe_engine(model: Path, level: str, provider: str) -> dict[str, str]:

@@ -13,7 +13,19 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from qtool import checkpoint, plugins
-from qtool.core import Audit, Batch, Dtype, Loaded, QtoolError, Recipe, Unavailable, cache_dir
+from qtool.core import (
+    Audit,
+    Batch,
+    Dtype,
+    Loaded,
+    Part,
+    QtoolError,
+    Recipe,
+    Split,
+    Unavailable,
+    cache_dir,
+)
+from qtool.runtimes import _layers
 
 PACKAGES = ("torch", "transformers", "accelerate")
 
@@ -74,31 +86,40 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
     unused = {"token_type_ids"} - inspect.signature(model.forward).parameters.keys()
     alone = False  # whether the model refused a batch
 
-    def predict(batch: Batch) -> Any:
+    def predict(batch: Batch, part: Part = _layers.whole) -> Any:
         nonlocal alone
         if len(batch["input_ids"]) == 1 or model.config.pad_token_id is not None:
-            return answer(batch)
+            return answer(batch, part)
         try:
             if not alone:
-                return answer(batch)
+                return answer(batch, part)
         except ValueError:
             # A causal model that finds its last token by the padding token, and has none: a text at a time.
             alone = True
-        return np.concatenate([answer(row) for row in _rows(batch)])
+        return np.concatenate([answer(row, part) for row in _rows(batch)])
 
-    def answer(batch: Batch) -> Any:
+    def answer(batch: Batch, part: Part) -> Any:
         with torch.inference_mode():
-            inputs = {n: torch.from_numpy(array).to(device) for n, array in batch.items() if n not in unused}
-            if autocast is None:
-                logits = run(**inputs).logits
-            elif seen:
-                with torch.autocast(device, dtype=autocast):
-                    logits = run(**inputs).logits
-            else:  # the first call
-                with torch.autocast(device, dtype=autocast), watch(seen):
-                    logits = run(**inputs).logits
-                seen[_name(logits.dtype)] += 1  # all that is seen of a compiled module
-            return logits.float().cpu().numpy()
+            with part("make_tensors"):
+                inputs = {n: torch.from_numpy(array) for n, array in batch.items() if n not in unused}
+            if device != "cpu":
+                with part("copy_in"):
+                    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+            with part("model"):
+                logits = forward(inputs)
+            with part("copy_out"):
+                return logits.float().cpu().numpy()
+
+    def forward(inputs: Batch) -> Any:
+        if autocast is None:
+            return run(**inputs).logits
+        if seen:
+            with torch.autocast(device, dtype=autocast):
+                return run(**inputs).logits
+        with torch.autocast(device, dtype=autocast), watch(seen):  # the first call
+            logits = run(**inputs).logits
+        seen[_name(logits.dtype)] += 1  # all that is seen of a compiled module
+        return logits
 
     def audit() -> Audit:
         found = describe(model)
@@ -114,7 +135,17 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
         found.autocast = seen.most_common(1)[0][0] if seen else None
         return found
 
-    return Loaded(predict, audit, torch.get_num_threads())
+    def split(batch: Batch, part: Part) -> Any:
+        return predict(batch, part if device == "cpu" else _layers.synchronised(part))
+
+    absent = {"copy_in": "none on a CPU: the tensors are the host's arrays"} if device == "cpu" else {}
+    return Loaded(predict, audit, torch.get_num_threads(), Split(split, absent))
+
+
+def operators(loaded: Loaded, job: _layers.Job) -> list[_layers.Layer]:
+    """Own time by operator, by `torch.profiler`."""
+    assert loaded.split is not None
+    return _layers.torch_operators(loaded.split.run, job)
 
 
 def _rows(batch: Batch) -> Iterator[Batch]:
