@@ -15,10 +15,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from qtool import __version__, flags_of_pick, flags_of_sweep
+from qtool import __version__, flags_of_load, flags_of_pick, flags_of_profile, flags_of_report, flags_of_sweep
 from qtool.core import QtoolError, did_you_mean
 
-VERBS = ("sweep", "pick", "compare", "gate", "report", "export", "recipes", "tasks", "doctor")
+VERBS = (
+    "sweep",
+    "pick",
+    "compare",
+    "gate",
+    "report",
+    "profile",
+    "load",
+    "export",
+    "recipes",
+    "tasks",
+    "doctor",
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -112,10 +124,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(carry_out=_doctor)
 
-    report = verbs.add_parser("report", help="print the report of a run", allow_abbrev=False)
-    report.add_argument("run", metavar="RUN", type=Path, help="a run folder")
-    report.add_argument("--format", choices=("table", "md", "json"), default="table")
-    report.set_defaults(carry_out=_report)
+    flags_of_report.add(
+        verbs.add_parser("report", help="print, write or serve the report of a run", allow_abbrev=False)
+    )
+    flags_of_profile.add(
+        verbs.add_parser("profile", help="where the time of a request goes", allow_abbrev=False)
+    )
+    flags_of_load.add(
+        verbs.add_parser("load", help="what a run's recipes do under traffic", allow_abbrev=False)
+    )
 
     export = verbs.add_parser("export", help="copy out an artifact, ready to deploy", allow_abbrev=False)
     export.add_argument("run", metavar="RUN", type=Path)
@@ -167,13 +184,6 @@ def _gate(options: argparse.Namespace) -> int:
     found = verdict.hold(options.run, options.policy, options.reference)
     print(to_json(found) if options.json else verdict.render(found))
     return found["exit_code"]
-
-
-def _report(options: argparse.Namespace) -> int:
-    from qtool import report
-
-    print(report.render(options.run, options.format))
-    return 0
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -158,11 +158,11 @@ def _readme(recipe: Recipe, run: dict[str, Any], row: dict[str, Any]) -> str:
         threads="1 thread" if threads == 1 else f"{threads} threads",
         facts="\n".join(facts),
         answers=answers,
-        needs=_needs(recipe, run["versions"]),
+        needs=needs(recipe, run["versions"]),
     )
 
 
-def _needs(recipe: Recipe, versions: dict[str, str]) -> str:
+def needs(recipe: Recipe, versions: dict[str, str]) -> str:
     """Arguments of pip for the measured versions of what the load script imports."""
     runtime, method = plugins.load("runtimes", recipe.runtime), plugins.load("methods", recipe.method)
     packages = ["transformers", *runtime.PACKAGES]

@@ -12,6 +12,9 @@ from qtool.report.text import one_line
 from qtool.units import NONE, between, change, number, unit
 
 MARKS = {"better": "+", "worse": "-", "tie": "=", "unresolved": "~", None: ""}
+LEGEND = (
+    "change is B over A (score: B less A) with its 95 % interval; + better, - worse, = tied, ~ not told apart"
+)
 
 
 def render(found: Mapping[str, Any]) -> str:
@@ -23,49 +26,73 @@ def render(found: Mapping[str, Any]) -> str:
         lines.append(
             f"{side.upper()}  {run['run']}: {run['model']}, {run['task'] or 'no task'}, hypervolume {told}"
         )
-    for difference in found["differences"]:
-        one, two = (_short(difference[side]) for side in "ab")
-        spoils = ", ".join(difference["spoils"])
-        lines.append(f"not the same {difference['what']}: A {one}, B {two}; not compared: {spoils}")
-    lines += [f"note: {note}" for note in found["notes"]]
-    columns = list(dict.fromkeys(column for row in found["rows"] for column in row["columns"]))
-    header = ["recipe", "on", "batch"]
-    for column in columns:
-        header += [f"{_label(found, column)} A", "B", "change"]
-    table = [header]
-    for row in found["rows"]:
-        line = [row["recipe"], row["device"], str(row["batch_size"])]
-        for column in columns:
-            line += _cells(found, column, row["columns"].get(column))
-        table.append(line)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines += notes(found)
+    lines_of_table = table(found)
+    widths = [max(map(len, column)) for column in zip(*lines_of_table, strict=True)]
     lines.append("")
-    for line in table:
+    for line in lines_of_table:
         lines.append(
             "  ".join(
                 word.ljust(width) if n < 2 else word.rjust(width)
                 for n, (word, width) in enumerate(zip(line, widths, strict=True))
             ).rstrip()
         )
+    lines += [*only_in_one(found), "", LEGEND, *reasons(found)]
+    return "\n".join(map(one_line, lines))
+
+
+def table(found: Mapping[str, Any]) -> list[list[str]]:
+    """A header and a line a shared trial: A, B and the change of every column."""
+    columns = _columns(found)
+    header = ["recipe", "on", "batch"]
+    for column in columns:
+        header += [f"{_label(found, column)} A", "B", "change"]
+    lines = [header]
+    for row in found["rows"]:
+        line = [row["recipe"], row["device"], str(row["batch_size"])]
+        for column in columns:
+            line += _cells(found, column, row["columns"].get(column))
+        lines.append(line)
+    return lines
+
+
+def notes(found: Mapping[str, Any]) -> list[str]:
+    """What differs between the runs, which columns that spoils, and what else to know."""
+    lines = []
+    for difference in found["differences"]:
+        one, two = (short(difference[side]) for side in "ab")
+        spoils = ", ".join(difference["spoils"])
+        lines.append(f"not the same {difference['what']}: A {one}, B {two}; not compared: {spoils}")
+    return [*lines, *(f"note: {note}" for note in found["notes"])]
+
+
+def only_in_one(found: Mapping[str, Any]) -> list[str]:
+    """Trials that the other run does not have."""
+    lines = []
     for side in "ab":
-        only = found[f"only_in_{side}"]
-        if only:
+        if only := found[f"only_in_{side}"]:
             named = ", ".join(f"{recipe} {device} batch {size}" for recipe, device, size in only)
             lines.append(f"only in {side.upper()}: {named}")
-    lines += [
-        "",
-        "change is B over A (score: B less A) with its 95 % interval; + better, - worse, = tied, ~ not told apart",
-    ]
-    for column in columns:
-        reasons: dict[str, list[str]] = {}
+    return lines
+
+
+def reasons(found: Mapping[str, Any]) -> list[str]:
+    """Why a change is missing, once for all recipes that share the reason."""
+    lines = []
+    for column in _columns(found):
+        by_reason: dict[str, list[str]] = {}
         for row in found["rows"]:
             reason = (row["columns"].get(column) or {}).get("reason")
             if reason:
-                reasons.setdefault(reason, []).append(row["recipe"])
-        for reason, recipes in reasons.items():
+                by_reason.setdefault(reason, []).append(row["recipe"])
+        for reason, recipes in by_reason.items():
             who = "" if len(recipes) == len(found["rows"]) else f" of {', '.join(dict.fromkeys(recipes))}"
             lines.append(f"no change of {_label(found, column)}{who}: {reason}")
-    return "\n".join(map(one_line, lines))
+    return lines
+
+
+def _columns(found: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(column for row in found["rows"] for column in row["columns"]))
 
 
 def _label(found: Mapping[str, Any], column: str) -> str:
@@ -73,7 +100,7 @@ def _label(found: Mapping[str, Any], column: str) -> str:
     return f"{METRICS[metric].label} {unit(metric)}".strip()
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     """A fact in few letters: of a content hash the first twelve tell runs apart."""
     if isinstance(value, str) and len(value) == 64:
         return value[:12]

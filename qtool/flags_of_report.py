@@ -1,0 +1,107 @@
+"""The flags of `qtool report`, and where each format goes: printed, or written into the run folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from qtool.core import QtoolError
+
+FORMATS = ("table", "md", "json", "html", "csv", "parquet", "svg", "png", "card")
+PORT = 8750
+
+
+def add(report: argparse.ArgumentParser) -> None:
+    """Declare every flag."""
+    flag = report.add_argument
+    flag("run", metavar="RUN", type=Path, help="a run folder; with --serve a folder of them")
+    flag(
+        "--format",
+        choices=FORMATS,
+        help="table (default), md, json, csv and card are printed; html, svg, png and parquet are written into"
+        " the run folder",
+    )
+    flag("--recipe", metavar="NAME", help="the recipe that --format card describes")
+    flag("--serve", action="store_true", help="show the runs of a folder in a browser, on this machine only")
+    flag("--port", metavar="N", type=_port, help=f"port of --serve, 0 for any free one; default {PORT}")
+    flag("--track", choices=("mlflow",), help="log the run to MLflow: MLFLOW_TRACKING_URI, else ./mlruns")
+    report.set_defaults(carry_out=carry_out)
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """Print, write, serve or log. Raises QtoolError for flags that do not go together."""
+    _refuse_mixtures(options)
+    if options.serve:
+        from qtool.report import serve
+
+        return serve.serve(options.run, PORT if options.port is None else options.port)
+    if options.track:
+        from qtool import track
+
+        print(track.log(options.run))
+        return 0
+    format = options.format or "table"
+    if format in ("html", "svg", "png", "parquet"):
+        print(_write(options.run, format))
+    elif format == "csv":
+        sys.stdout.write(_csv(options.run))
+    elif format == "card":
+        from qtool.report import card
+
+        print(card.render(options.run, options.recipe))
+    else:
+        from qtool import report
+
+        print(report.render(options.run, format))
+    return 0
+
+
+def _refuse_mixtures(options: argparse.Namespace) -> None:
+    ways = [flag for flag in ("serve", "track", "format") if getattr(options, flag)]
+    if len(ways) > 1:
+        raise QtoolError(f"--{ways[0]} and --{ways[1]} are two different things to do. Give one of them.")
+    if options.format == "card" and not options.recipe:
+        raise QtoolError("--format card describes one recipe. Add --recipe NAME.")
+    if options.recipe and options.format != "card":
+        raise QtoolError(
+            "--recipe is for --format card; the other formats tell of all recipes. Leave it out."
+        )
+    if options.port is not None and not options.serve:
+        raise QtoolError("--port is for --serve. Add --serve, or leave it out.")
+
+
+def _write(run_dir: Path, format: str) -> Path:
+    """The path of the file that was written into the run folder."""
+    if format == "html":
+        from qtool.report import page
+
+        return page.write(run_dir)
+    from qtool.summary import summarise
+
+    summary = summarise(run_dir)
+    if format == "parquet":
+        from qtool import store
+        from qtool.report import tidy
+
+        path = run_dir / "table.parquet"
+        tidy.write_parquet(tidy.rows(summary, store.read_run(run_dir), run_dir.resolve().name), path)
+        return path
+    from qtool.report import plots
+
+    plots.draw(summary, run_dir)
+    return run_dir / f"frontier.{format}"
+
+
+def _csv(run_dir: Path) -> str:
+    from qtool import store
+    from qtool.report import tidy
+    from qtool.summary import summarise
+
+    return tidy.to_csv(tidy.rows(summarise(run_dir), store.read_run(run_dir), run_dir.resolve().name))
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or len(text) > 5 or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port, expected 0 to 65535")
+    return int(text)
