@@ -30,8 +30,8 @@ QUIET_ENV = {
     "CUDA_MODULE_LOADING": "LAZY",
 }
 
-# OpenBLAS, which is numpy's, heeds its own variable before OpenMP's.
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# OpenBLAS, which is numpy's, heeds its own variable before OpenMP's; RAYON's is of the fast tokenizers.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 @dataclass(frozen=True)

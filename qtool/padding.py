@@ -10,12 +10,12 @@ from typing import Any
 
 
 def waste(lengths: Sequence[int], size: int, fixed: int | None = None) -> dict[str, Any]:
-    """Tokens of batches of `size` consecutive texts, and of the same texts sorted by length.
+    """Tokens of batches of `size` consecutive texts, and of the same texts sorted by length, longest first.
 
     `lengths` are in tokens, in the order in which texts come; `fixed` is the length all are padded to, if any.
     """
     real = sum(lengths)
-    come, by_length = (_computed(order, size, fixed) for order in (lengths, sorted(lengths)))
+    come, by_length = (_computed(order, size, fixed) for order in (lengths, sorted(lengths, reverse=True)))
     return {
         "batch_size": size,
         "real_tokens": real,

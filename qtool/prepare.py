@@ -171,9 +171,8 @@ def prepare(
         save_ragged(out / "second.npz", second_inputs, {})
     if calibration:
         save_ragged(out / "calibration.npz", calibration, {})
-    (out / "texts.json").write_text(
-        json.dumps({"texts": table.texts, "pairs": table.pairs}, ensure_ascii=False), "utf-8"
-    )
+    content = {"texts": table.texts, "pairs": table.pairs} | ({"second": second.texts} if second else {})
+    (out / "texts.json").write_text(json.dumps(content, ensure_ascii=False), "utf-8")
     (out / "meta.json").write_text(json.dumps(asdict(facts), ensure_ascii=False), "utf-8")
     return facts
 

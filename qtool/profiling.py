@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool import contention, measure, parts, plugins, prepare, reload, timing
-from qtool.core import Batch, Loaded, Part, Recipe
+from qtool.core import Batch, Loaded, Part, QtoolError, Recipe
 
 MIN_TIME_S = 2.0
 MAX_TIME_S = 60.0
@@ -35,6 +35,11 @@ def profile(spec: dict[str, Any]) -> dict[str, Any]:
     loaded = reload.open_artifact(spec, recipe)
     run, absent = _parts_of(loaded)
     tokenizer = AutoTokenizer.from_pretrained(spec["model_dir"])
+    if all(measure.tokenize_as_served(tokenizer, meta, size) is None for size in sizes):
+        raise QtoolError(
+            "its tokenizer has no padding token, which these batch sizes and --seq-len need: profile with"
+            " --batch-size 1 at the texts' own lengths"
+        )
     annotate = _nvtx(spec["device"])
     splits, before = [], contention.snapshot()
     for size in sizes:

@@ -112,9 +112,14 @@ def carry_out(plan: Plan) -> int:
         tell(verdict.render(found), sys.stdout)
         failed -= set(found["expected_failures"])
         code = found["exit_code"]
+    code = code or (3 if failed else 0)
     if options.track:
-        tell(track.log(out), sys.stdout)
-    return code or (3 if failed else 0)
+        try:
+            tell(track.log(out), sys.stdout)
+        except QtoolError as error:  # the run is whole, and other models may follow
+            tell(f"qtool: {error} Then: qtool report {out} --track {options.track}", sys.stderr)
+            code = code or 2
+    return code
 
 
 class _Sweep:

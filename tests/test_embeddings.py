@@ -204,7 +204,11 @@ def test_the_two_texts_of_a_pair_are_inputs_of_their_own(embedder, tmp_path):
     assert arrays["labels"].tolist() == [5.0, 1.5]
     assert facts.truncated == 1
     assert facts.notes[-1] == "1 of 4 texts were cut to 6 tokens"
-    assert json.loads((tmp_path / "data" / "texts.json").read_text()) == {"texts": table.texts, "pairs": None}
+    assert json.loads((tmp_path / "data" / "texts.json").read_text()) == {
+        "texts": table.texts,
+        "pairs": None,
+        "second": table.pairs,
+    }
     assert facts.calibration_rows == 1  # the other two are scored texts, whatever they were paired with
 
 

@@ -132,6 +132,8 @@ def test_a_file_in_the_users_folder_does_not_stand_in_for_a_library(tmp_path, mo
 
 def test_children_keep_the_waiting_policy_of_the_user(child, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    child(f'echo "$OMP_NUM_THREADS ${{OMP_WAIT_POLICY-unset}} $HF_HUB_OFFLINE" > {tmp_path}/env; exit 0')
-    assert (tmp_path / "env").read_text() == "1 unset 1\n"
+    child(
+        f'echo "$OMP_NUM_THREADS $RAYON_NUM_THREADS ${{OMP_WAIT_POLICY-unset}} $HF_HUB_OFFLINE" > {tmp_path}/env; exit 0'
+    )
+    assert (tmp_path / "env").read_text() == "1 1 unset 1\n"
     assert "OMP_WAIT_POLICY" not in os.environ

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import csv
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,6 +40,12 @@ def test_padding_is_counted_as_by_hand():
     assert found["sorted_padded_share"] == pytest.approx(4 / 24)
     assert found["tokens_saved_share"] == pytest.approx(4 / 28)
     assert found["batches"] == 2
+
+
+def test_sorting_puts_the_longest_first_so_that_the_batch_that_is_not_full_is_a_short_one():
+    # shortest first would be (1, 5), (5): 15 tokens; longest first (5, 5), (1): 11, as they come
+    assert padding.waste([5, 5, 1], 2)["sorted_tokens"] == 11
+    assert padding.waste([5, 5, 1], 2)["tokens_saved_share"] == 0
 
 
 def test_a_last_batch_that_is_not_full_counts_and_a_fixed_length_leaves_nothing_to_save():
@@ -337,10 +344,10 @@ def quick(monkeypatch, checkpoint, tmp_path):
     texts = tmp_path / "texts.csv"
     texts.write_text("text\n" + "".join(f"{' '.join(WORDS[: 2 + row % 9])}\n" for row in range(40)))
 
-    def run(*flags: object, recipe: str = "fp32") -> tuple[int, Path]:
+    def run(*flags: object, recipe: str = "fp32", model: Path = checkpoint) -> tuple[int, Path]:
         out = tmp_path / "profile"
         inputs = ("--task", "text", "--data", texts, "--text", "text", "--threads", "1", "--out", out)
-        return carry_out(checkpoint, "--recipe", recipe, *inputs, *flags), out
+        return carry_out(model, "--recipe", recipe, *inputs, *flags), out
 
     return run
 
@@ -361,6 +368,17 @@ def test_a_profile_leaves_its_files_and_needs_no_labels(quick, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith(found["lever"]["sentence"])
     assert "no slow tokenizer to compare" in printed
+
+
+def test_a_tokenizer_that_cannot_pad_is_told_before_anything_is_timed(quick, checkpoint, tmp_path):
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "unpadded"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("pad_token")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(QtoolError, match=r"no padding token.*--batch-size 1"):
+        quick("--batch-size", "4", model=folder)
+    code, _ = quick("--batch-size", "1", "--batch-size", "4", "--out", tmp_path / "again", model=folder)
+    assert code == 0
 
 
 def test_the_trace_is_a_chrome_trace_with_the_parts_and_the_operators_in_it(quick):

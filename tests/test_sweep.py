@@ -36,6 +36,8 @@ FILES = {
     "results.jsonl",
     "summary.json",
     "report.md",
+    "report.html",
+    "texts.json",
     "frontier.svg",
     "frontier.png",
     "predictions",
@@ -172,6 +174,28 @@ def test_predictions_stand_in_file_order_with_the_same_rows_for_every_recipe(swe
     assert a["ids"].tolist() == b["ids"].tolist()
     assert a["ids"].tolist() != list(range(20))  # a seeded choice, not the head of the file
     assert a["labels"].tolist() == (a["ids"] % 2).tolist()  # the table alternates its labels
+
+
+def test_the_texts_of_a_run_stand_beside_their_predictions(swept, table):
+    import csv
+
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    ids = np.load(swept[1] / "predictions" / "fp32-cpu.npz")["ids"]
+    kept = json.loads((swept[1] / "texts.json").read_text("utf-8"))
+    assert kept == {"texts": [rows[row]["text"] for row in ids], "pairs": None}
+
+
+def test_a_tracking_server_that_is_down_costs_the_log_not_the_run(quick, monkeypatch, capsys):
+    def down(run_dir):
+        raise QtoolError("MLflow does not answer.")
+
+    monkeypatch.setattr(sweeping.track, "check", lambda: None)
+    monkeypatch.setattr(sweeping.track, "log", down)
+    code, run = quick("--recipe", "bf16", "--rounds", "1", "--track", "mlflow")
+    assert code == 2
+    assert summary_of(run)["rows"][0]["status"] == "ok"
+    assert f"MLflow does not answer. Then: qtool report {run} --track mlflow" in capsys.readouterr().err
 
 
 def test_the_audit_proves_the_precision(swept):
