@@ -133,7 +133,8 @@ def real(model: str, count: int, folder: Path) -> None:
         print(f"real {number + 1}/{count}{' beside a busy core' if busy else ''}: {tell(found)}", flush=True)
     print(f"{count} real runs of a model against itself: {dict(verdicts)}; fail must be 0", flush=True)
     plugins = outside(folder / "plugins")
-    environment = dict(os.environ) | {"PYTHONPATH": str(plugins)}
+    paths = [str(plugins), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(paths)}
     for name, change in (
         ("slow", {"runtime": "slow_pytorch"}),
         ("corrupt", {"method": "corrupt_cast", "expect": {}}),
@@ -145,7 +146,8 @@ def real(model: str, count: int, folder: Path) -> None:
 
 
 def sweep(model: str, recipe: Path, out: Path, environment: Any) -> Path:
-    flags = ["--recipe", str(recipe), "--rounds", str(ROUNDS), "--out", str(out)]
+    # one thread: where every core has one, a busy core makes them wait for each other and a run takes ten minutes
+    flags = ["--recipe", str(recipe), "--rounds", str(ROUNDS), "--threads", "1", "--out", str(out)]
     done = subprocess.run(
         [sys.executable, "-m", "qtool.cli", "sweep", model, *flags],
         env=environment,

@@ -87,11 +87,14 @@ def time_end_to_end(
     min_time_s: float,
     min_calls: int,
     max_time_s: float,
+    pause_s: float = 0.0,
     clock: Clock = time.perf_counter_ns,
+    sleep: Callable[[float], Any] = time.sleep,
 ) -> dict[str, list[float]]:
     """Seconds from text to answer, each call tokenised anew; passes and errors as in `time_calls`.
 
-    `tokenize_s` is the tokeniser's part of each call, `end_to_end_s` is tokenise + predict + finish.
+    `tokenize_s` is the tokeniser's part of each call, `end_to_end_s` is tokenise + predict + finish. `pause_s` of
+    idleness before each call is in no sample.
     """
     _refuse_empty(texts_batches)
     tokenize_ns: list[int] = []
@@ -99,6 +102,8 @@ def time_end_to_end(
     started = clock()
     while True:
         for texts in texts_batches:
+            if pause_s:
+                sleep(pause_s)
             start = clock()
             batch = tokenize(texts)
             tokenized = clock()

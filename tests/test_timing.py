@@ -130,6 +130,30 @@ def test_end_to_end_is_tokenise_plus_predict_plus_finish_of_the_same_call() -> N
     assert finished == ["logits of tokens of ab", "logits of tokens of abcd"] * 2
 
 
+def test_a_pause_comes_before_each_call_and_is_in_no_sample() -> None:
+    clock, told = FakeTime(), []
+
+    def step(name: str, seconds: float, answer: str) -> str:
+        told.append(name)
+        clock.spend(seconds)
+        return answer
+
+    found = timing.time_end_to_end(
+        ["ab", "cd"],
+        lambda text: step("tokenize", 0.001, text),
+        lambda batch: step("predict", 0.020, batch),
+        lambda logits: None,
+        min_time_s=0,
+        min_calls=2,
+        max_time_s=9,
+        pause_s=0.5,
+        clock=clock,
+        sleep=lambda seconds: step("pause", seconds, ""),
+    )
+    assert told == ["pause", "tokenize", "predict"] * 2
+    assert found["end_to_end_s"] == pytest.approx([0.021] * 2)
+
+
 def test_a_steady_predict_is_stable_after_half_a_second_and_has_seen_every_batch() -> None:
     clock = FakeTime()
     predict, seen = costing(clock, lambda n, batch: 0.001)
