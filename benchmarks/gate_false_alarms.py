@@ -136,7 +136,7 @@ def real(model: str, count: int, folder: Path) -> None:
     paths = [str(plugins), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(paths)}
     for name, change in (
-        ("slow", {"runtime": "slow_pytorch"}),
+        ("slow", {"method": "slow_cast", "runtime": "slow_pytorch"}),
         ("corrupt", {"method": "corrupt_cast", "expect": {}}),
     ):
         file = folder / f"{name}.yaml"
@@ -189,6 +189,11 @@ def outside(folder: Path) -> Path:
         "    loaded.predict = predict\n"
         "    return loaded\n"
     )
+    (folder / "slow_cast.py").write_text(
+        "from qtool.methods import torch_cast\n"
+        "PACKAGES, Options, RUNTIME = torch_cast.PACKAGES, torch_cast.Options, 'slow_pytorch'\n"
+        "build = torch_cast.build\n"
+    )
     (folder / "corrupt_cast.py").write_text(
         "import torch\n"
         "from qtool.methods import torch_cast\n"
@@ -207,7 +212,7 @@ def outside(folder: Path) -> Path:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[qtool.methods]\ncorrupt_cast = corrupt_cast\n[qtool.runtimes]\nslow_pytorch = slow_pytorch\n"
+        "[qtool.methods]\ncorrupt_cast = corrupt_cast\nslow_cast = slow_cast\n[qtool.runtimes]\nslow_pytorch = slow_pytorch\n"
     )
     return folder
 

@@ -35,10 +35,14 @@ class Pattern:
         """Mean rate of a trace as it was recorded; the other patterns have none of their own."""
         return None if self.trace_s is None else (len(self.trace_s) - 1) / float(self.trace_s[-1])
 
-    def draw(self, requests: int, rng: np.random.Generator) -> Array:
-        """(requests,) times at one request a second; a trace is whole, and repeated until it is as long."""
+    def draw(self, requests: int, rng: np.random.Generator, *, whole: bool = True) -> Array:
+        """(requests,) times at one request a second; a trace is whole, and repeated until it is as long.
+
+        Without `whole` a longer trace is cut to its first `requests`, at the pace that they have in it.
+        """
         if self.trace_s is not None:
-            return repeat(self.trace_s, requests)
+            own = repeat(self.trace_s, requests)
+            return own if whole or len(own) > len(self.trace_s) else own[:requests]
         return (burst if self.name == "burst" else poisson)(requests, rng)
 
     def told(self) -> str:
@@ -92,7 +96,8 @@ def read_trace(path: Path) -> Pattern:
     """
     times: list[float] = []
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        # spreadsheets begin a table with a byte order mark
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
             for number, line in enumerate(file, 1):
                 cell = line.split(",")[0].strip().strip('"')
                 if not line.strip():

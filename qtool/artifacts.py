@@ -6,11 +6,11 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from qtool import store
-from qtool.core import cache_dir, file_hash
+from qtool.core import Measurement, cache_dir, file_hash
 from qtool.isolate import Outcome
 
 STALE_S = 8 * 86400.0
@@ -45,6 +45,20 @@ def place(made: Path, to: Path) -> None:
     except OSError:
         if not to.is_dir():
             raise
+
+
+def built(lines: Iterable[Measurement], recipe: str) -> Path | None:
+    """The folder in the cache of what a run built for `recipe`; None where no ok line tells it.
+
+    A run folder may come from anyone: of a path only the last part counts, so that nothing outside the cache is
+    opened.
+    """
+    for line in lines:
+        if line.stage == "build" and line.recipe == recipe and line.status == "ok":
+            name = Path(str(line.values.get("artifact") or "")).name
+            if name not in ("", ".", ".."):
+                return cache_dir() / "artifacts" / name
+    return None
 
 
 def is_whole(place: Path) -> bool:

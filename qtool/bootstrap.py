@@ -7,6 +7,7 @@ leaving one example out (for BCa's acceleration) costs a subtraction; `ranks` do
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,7 +44,8 @@ class Bootstrap:
     never differ would have no width at all. With about four flips expected (1 % of 400 examples) the interval
     covers 95 to 96 % in simulation, unevenly: it misses on one side in 4 % of runs.
     Resampling whole examples, paired by resample: Koehn 2004 (EMNLP). A regression's draws take seconds: with a
-    folder `kept` they are stored there under the hash of all that decides them, and read again.
+    folder `kept` they are stored there under the hash of all that decides them, and read again; without `keep`
+    they are only read.
     """
 
     def __init__(
@@ -55,11 +57,12 @@ class Bootstrap:
         resamples: int = RESAMPLES,
         seed: int = 0,
         kept: Path | None = None,
+        keep: bool = True,
     ) -> None:
         self.metric, self.n, self.combine = metric, len(labels), COMBINE[metric]
         self.values = [score(metric, labels, told) for told in predictions]
         if classes is None:
-            self._resample_examples(labels, predictions, resamples, seed, kept)
+            self._resample_examples(labels, predictions, resamples, seed, kept, keep)
         else:
             self._resample_cells(labels, predictions, classes, resamples, seed)
 
@@ -117,7 +120,7 @@ class Bootstrap:
         self.reference, self.compared = found
 
     def _resample_examples(
-        self, labels: Array, predictions: Array, resamples: int, seed: int, kept: Path | None
+        self, labels: Array, predictions: Array, resamples: int, seed: int, kept: Path | None, keep: bool
     ) -> None:
         """Values differ from example to example, so a resample is how often each example was drawn."""
         self.counts = np.ones(len(labels))
@@ -130,14 +133,16 @@ class Bootstrap:
         self.features, self.sums = [features] * 2, [sums] * 2
         # a model's draws depend on no other model: the resamples are the same for all
         places = [_place(kept, self.metric, labels, told, resamples, seed) for told in predictions]
-        found = {place: np.load(place) for place in places if place and place.is_file()}
+        stored = ((place, _read(place, resamples)) for place in places if place)
+        found = {place: drawn for place, drawn in stored if drawn is not None}
         new = [i for i, place in enumerate(places) if place is None or place not in found]
         made: dict[int, Array] = {}
         if new:
             drawn = _correlations(self.metric, labels, predictions[new], resamples, seed)
             made = dict(zip(new, drawn, strict=True))
             for i, place in enumerate(places):
-                if place and i in made:
+                if keep and place and i in made:
+                    place.parent.mkdir(exist_ok=True)
                     np.save(place, made[i])
         self.reference = self.compared = [
             made[i] if place is None or i in made else found[place] for i, place in enumerate(places)
@@ -153,6 +158,15 @@ def _place(
     for values in (labels, told):
         decides.update(np.ascontiguousarray(values, float).tobytes())
     return kept / f"{decides.hexdigest()[:16]}.npy"
+
+
+def _read(place: Path, resamples: int) -> Array | None:
+    """Stored draws; None where there are none, or not whole ones: another process may be writing them."""
+    try:
+        drawn = np.load(place)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile):
+        return None
+    return drawn if isinstance(drawn, np.ndarray) and drawn.shape == (resamples,) else None
 
 
 def _correlations(metric: str, labels: Array, predictions: Array, resamples: int, seed: int) -> Array:

@@ -47,11 +47,12 @@ class Side:
         return [value for value in (self.trial.series(column) or {}).values() if value > 0]
 
 
-def compare(run_a: Path, run_b: Path) -> dict[str, Any]:
+def compare(run_a: Path, run_b: Path, keep: bool = True) -> dict[str, Any]:
     """Both runs' values with the change from A to B, JSON-able. A change that cannot be told is null with its reason.
 
     Times and memory of two runs were not paired, so their ratio has Welch's interval over the processes; scores
-    are paired by example. Raises QtoolError when a folder holds no run or the two share no row.
+    are paired by example. `keep` is as in `evidence.load`.
+    Raises QtoolError when a folder holds no run or the two share no row.
     """
     a, b = evidence.load_times(run_a), evidence.load_times(run_b)
     differ = comparability.differences(a.run, b.run)
@@ -63,7 +64,7 @@ def compare(run_a: Path, run_b: Path) -> dict[str, Any]:
         )
     scored = a.run["metric"] is not None and comparability.spoiled(differ, "score") is None
     devices = dict.fromkeys(device for _, device, _ in shared)
-    scores = {device: _scores(a, b, device) for device in devices} if scored else {}
+    scores = {device: _scores(a, b, device, keep) for device in devices} if scored else {}
     found = []
     for key in shared:
         one, two = Side(a, in_a[key]), Side(b, in_b[key])
@@ -89,7 +90,7 @@ def compare(run_a: Path, run_b: Path) -> dict[str, Any]:
     }
 
 
-def _scores(a: Evidence, b: Evidence, device: str) -> PairedScores:
+def _scores(a: Evidence, b: Evidence, device: str, keep: bool) -> PairedScores:
     """The predictions of both runs on the same examples, named by run and recipe."""
     files = {
         f"{side} {recipe}": path
@@ -98,7 +99,7 @@ def _scores(a: Evidence, b: Evidence, device: str) -> PairedScores:
             found.run_dir, [t for t in found.trials if t.group[0] == device]
         ).items()
     }
-    return PairedScores(a.run["metric"], files, f"a {a.baseline}")
+    return PairedScores(a.run["metric"], files, f"a {a.baseline}", keep)
 
 
 def _columns(a: Evidence, b: Evidence, device: str) -> list[str]:

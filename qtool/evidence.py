@@ -5,6 +5,7 @@ Everything that decides (summary, pick, compare, gate) starts here. No model is 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,10 +43,13 @@ class Evidence:
         return next((t for t in self.trials if t.recipe == recipe and t.group == group), None)
 
 
-def load(run_dir: Path) -> Evidence:
-    """Raises QtoolError when the folder holds no readable run or measurements of more than one host."""
+def load(run_dir: Path, keep: bool = True) -> Evidence:
+    """Without `keep` nothing is written: a regression's draws, which take seconds, are stored in the run otherwise.
+
+    Raises QtoolError when the folder holds no readable run or measurements of more than one host.
+    """
     found = load_times(run_dir)
-    scores = _scores(run_dir, found.run["metric"], found.trials, found.baseline)
+    scores = _scores(run_dir, found.run["metric"], found.trials, found.baseline, keep)
     return replace(found, scores=scores)
 
 
@@ -68,7 +72,7 @@ def _refuse_mixed_hosts(run_dir: Path, lines: Mapping[Key, Measurement]) -> None
 
 
 def _scores(
-    run_dir: Path, metric: str | None, trials: Sequence[Trial], baseline: str
+    run_dir: Path, metric: str | None, trials: Sequence[Trial], baseline: str, keep: bool
 ) -> dict[str, PairedScores]:
     """Paired scores by device, of every recipe that was scored there, whatever became of its timing."""
     if metric is None:
@@ -76,7 +80,7 @@ def _scores(
     devices = dict.fromkeys(trial.group[0] for trial in trials)
     return {
         device: PairedScores(
-            metric, prediction_files(run_dir, (t for t in trials if t.group[0] == device)), baseline
+            metric, prediction_files(run_dir, (t for t in trials if t.group[0] == device)), baseline, keep
         )
         for device in devices
     }
@@ -92,6 +96,9 @@ def prediction_files(run_dir: Path, trials: Iterable[Trial]) -> dict[str, Path |
         path = run_dir / str(name)
         if not name:
             files[trial.recipe] = "its predictions were not stored"
+        elif not Path(os.path.abspath(path)).is_relative_to(os.path.abspath(run_dir)):
+            # a run folder may come from somebody else: it names no file of this machine, and no place to write to
+            files[trial.recipe] = "its predictions are not in the run's folder"
         elif expected and path.is_file() and file_hash(path) != expected:
             files[trial.recipe] = f"its predictions in {path.name} are not those that were scored"
         else:

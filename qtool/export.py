@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from qtool import checkpoint, plugins, store
-from qtool.artifacts import is_whole
+from qtool.artifacts import built, is_whole
 from qtool.checkpoint import Sentence
 from qtool.core import QtoolError, Recipe, cache_dir, did_you_mean
 from qtool.summary import summarise
@@ -41,12 +41,11 @@ def export(run_dir: Path, name: str, to: Path) -> str:
         )
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise QtoolError(f"{to} exists and is not empty. Give a new folder.")
-    lines = store.latest(store.read(run_dir)).values()
-    artifact = next(m.values["artifact"] for m in lines if m.stage == "build" and m.recipe == name)
-    place = cache_dir() / "artifacts" / artifact
-    if not is_whole(place):
+    place = built(store.latest(store.read(run_dir)).values(), name)
+    if place is None or not is_whole(place):
         raise QtoolError(
-            f"the artifact of '{name}' is no longer whole in the cache {place.parent}. Sweep again with --resume."
+            f"the artifact of '{name}' is no longer whole in the cache {cache_dir() / 'artifacts'}."
+            " Sweep again with --resume."
         )
     recipe = Recipe(**run["recipes"][name])
     max_tokens, sentence = run["data"]["max_tokens"], checkpoint.read_sentence(place / "model")

@@ -42,7 +42,7 @@ def add(load: argparse.ArgumentParser) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    """Print the answer; exit code 1 where no recipe meets the SLA on one replica."""
+    """Print the answer; exit code 1 where no recipe meets the SLA on one replica, or the real one broke it."""
     from qtool import goals
     from qtool.load import Question, answer
     from qtool.report import sla, to_json
@@ -72,7 +72,7 @@ def carry_out(options: argparse.Namespace) -> int:
         duration_s = goals.quantity(options.duration, goals.MINUTES, "--duration")
         driven = real_load.drive(options.run, question, duration_s)
         print(to_json(driven) if options.json else sla.render_real(driven))
-        return 0
+        return 0 if driven["meets"] else 1
     found = answer(options.run, question)
     print(to_json(found) if options.json else sla.render(found))
     return 0 if any(row["meets"] for row in found["rows"]) else 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qtool import capacity, evidence, stats
+from qtool import capacity, evidence, replicas, rows, stats
 from qtool.arrivals import Pattern
 from qtool.claims import Rounds
 from qtool.core import QtoolError, did_you_mean
@@ -49,8 +50,8 @@ def answer(run_dir: Path, question: Question) -> dict[str, Any]:
     Raises QtoolError for a run that cannot be read, or that holds no recipe whose service times are known.
     """
     gathered = gather(run_dir, question.recipes, question.device)
-    rows = [_row(name, times, question) for name, times in gathered.times.items()]
-    best = _best(rows)
+    found = [_row(gathered, name, question) for name in gathered.times]
+    best = _best(found)
     run = gathered.found.run
     threads = _count((run.get("args") or {}).get("threads"))
     cores = _count((run.get("host") or {}).get("physical_cores"))
@@ -63,16 +64,16 @@ def answer(run_dir: Path, question: Question) -> dict[str, Any]:
         "replicas_that_fit": cores // threads if gathered.device == "cpu" and cores and threads else None,
         "runtimes": {name: _runtime(run, name) for name in gathered.times},
         "samples": gathered.what,
-        "rounds": max(len(times.rounds) for times in gathered.times.values()),
         "arrival_per_s": question.rate_per_s,
         "pattern": question.pattern.name,
         "pattern_told": question.pattern.told(),
         "sla_s": question.sla_s,
         "percentile": "p95",
+        "most_load_ratio": capacity.MOST_LOAD,
         "seed": question.seed,
-        "rows": rows,
+        "rows": found,
         "best": best["recipe"] if best else None,
-        "not_told_apart": _tied(rows, best, gathered.times) if best else [],
+        "not_told_apart": _tied(found, best, gathered.times, question) if best else [],
         "left_out": dict(gathered.left_out),
         "notes": _notes(gathered, question),
     }
@@ -133,16 +134,20 @@ def settle(times: ServiceTimes, question: Question) -> tuple[Policy, float]:
     return capacity.best_policy(times, question.pattern, question.sla_s, tried, question.seed)
 
 
-def _row(name: str, times: ServiceTimes, question: Question) -> dict[str, Any]:
+def _row(gathered: Gathered, name: str, question: Question) -> dict[str, Any]:
+    times = gathered.times[name]
     policy, largest = settle(times, question)
     rate, pattern, seed = question.rate_per_s, question.pattern, question.seed
     seen = capacity.report(times, pattern, rate, policy, seed)
     cells = {key: capacity.cell(seen, key) for key in capacity.SHARES}
     p95_s, load = cells["p95_s"]["value"], capacity.load(times, rate, policy)
+    meets = p95_s is not None and p95_s <= question.sla_s and load <= capacity.MOST_LOAD
+    largest = replicas.agree(times, pattern, policy, question.sla_s, seed, rate, meets, largest)
     needed = stats.least_samples(0.99)
     errors = [s.error_ratio for s in seen if s and s.error_ratio is not None]
     return {
         "recipe": name,
+        "rounds": len(times.rounds),
         "measured_batch_sizes": times.sizes,
         "max_batch": policy.max_batch,
         "max_wait_s": policy.max_wait_s,
@@ -154,7 +159,9 @@ def _row(name: str, times: ServiceTimes, question: Question) -> dict[str, Any]:
         if times.fewest < needed
         else None,
         "rounds_without_bound": sum(s is None for s in seen),
-        "meets": p95_s is not None and p95_s <= question.sla_s,
+        "lone_service_p95_s": capacity.lone_s(times, capacity.ALONE),
+        "lone_p95_s": capacity.lone_s(times, policy),
+        "meets": meets,
         "mean_wait_s": capacity.mean(seen, "mean_wait_s"),
         "busy_ratio": capacity.mean(seen, "busy_ratio"),
         "mean_batch": capacity.mean(seen, "mean_batch"),
@@ -163,34 +170,74 @@ def _row(name: str, times: ServiceTimes, question: Question) -> dict[str, Any]:
         "largest_rate_per_s": largest or None,
         "at_most_load": largest >= 0.999 * capacity.most_rate(times, policy),
         "replicas": 1
-        if p95_s is not None and p95_s <= question.sla_s
-        else capacity.replicas(times, pattern, policy, rate, largest, question.sla_s, seed),
+        if meets
+        else replicas.replicas(times, pattern, policy, rate, largest, question.sla_s, seed),
+        "curve": _curve(gathered, name),
     }
 
 
-def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The recipe that carries the largest rate within the SLA."""
-    able = [row for row in rows if row["largest_rate_per_s"]]
-    return max(able, key=lambda row: row["largest_rate_per_s"]) if able else None
+def _curve(gathered: Gathered, name: str) -> list[dict[str, Any]]:
+    """Latency and throughput of the model alone at each measured batch size, as the report tells them."""
+    trials = [t for t in gathered.found.trials if t.recipe == name and t.group[0] == gathered.device]
+    points = []
+    for trial in sorted((t for t in trials if t.status == "ok"), key=lambda t: t.group[1]):
+        told = rows.times_and_sizes(trial, None)
+        points.append(
+            {
+                "batch_size": trial.group[1],
+                "p50_s": told["latency_p50_s"]["value"],
+                "p95_s": told["latency_p95_s"]["value"],
+                "throughput_per_s": told["throughput_per_s"]["value"],
+            }
+        )
+    return points
+
+
+def _best(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The recipe that carries the largest rate within the SLA, of those that keep it at the asked one if any do."""
+    able = [row for row in found if row["largest_rate_per_s"]]
+    return max(able, key=lambda row: (row["meets"], row["largest_rate_per_s"])) if able else None
 
 
 def _tied(
-    rows: Sequence[dict[str, Any]], best: dict[str, Any], times: Mapping[str, ServiceTimes]
+    found: Sequence[dict[str, Any]],
+    best: dict[str, Any],
+    times: Mapping[str, ServiceTimes],
+    question: Question,
 ) -> list[str]:
-    """Recipes that meet the SLA at all and whose capacity, paired by round, is not shown to differ from the best's."""
-    tied = []
-    for row in rows:
-        if row is best or not row["largest_rate_per_s"]:
-            continue
-        mine, its = times[best["recipe"]], times[row["recipe"]]
-        ratios = [
-            mine.capacity_per_s(r, best["max_batch"]) / its.capacity_per_s(r, row["max_batch"])
-            for r in mine.rounds.keys() & its.rounds.keys()
-        ]
-        interval = Rounds(ratios).interval() if ratios else None
-        if interval is None or interval.low is None or interval.low <= 1:
-            tied.append(row["recipe"])
-    return tied
+    """Recipes whose p95 at the best's largest rate, paired by round, is not shown to differ from the best's.
+
+    Only those that keep the SLA at some rate. The same requests come to all of them.
+    """
+
+    def p95_s(row: dict[str, Any]) -> dict[int, float]:
+        own, policy = times[row["recipe"]], Policy(row["max_batch"], row["max_wait_s"])
+        rate = best["largest_rate_per_s"]
+        seen = capacity.evaluate(own, question.pattern, rate, policy, capacity.FINE, question.seed)
+        told = (each.percentiles_s["p95_s"] if each else math.inf for each in seen)
+        return dict(zip(own.rounds, told, strict=True))
+
+    rivals = [row for row in found if row is not best and row["largest_rate_per_s"]]
+    mine = p95_s(best) if rivals else {}
+    return [row["recipe"] for row in rivals if may_equal(mine, p95_s(row))]
+
+
+def may_equal(mine: Mapping[int, float], its: Mapping[int, float]) -> bool:
+    """Whether 1 lies in the paired interval of two recipes' seconds by round.
+
+    Infinite seconds are a queue without bound: such a round counts as the farthest of the others. One round has no
+    interval and shows nothing either way: not equal.
+    """
+    shared = sorted(r for r in mine.keys() & its.keys() if not math.isinf(mine[r]) or not math.isinf(its[r]))
+    if len(shared) < 2:
+        return False
+    ratios = [its[r] / mine[r] for r in shared]
+    told = [ratio for ratio in ratios if 0 < ratio < math.inf]
+    if not told:
+        return min(ratios) < max(ratios)
+    low, high = min(1.0, *told), max(1.0, *told)
+    interval = Rounds([min(max(ratio, low), high) for ratio in ratios]).interval()
+    return interval.low is not None and interval.high is not None and interval.low <= 1 <= interval.high
 
 
 def _count(value: object) -> int | None:
@@ -205,18 +252,20 @@ def _runtime(run: Mapping[str, Any], name: str) -> str | None:
 def _notes(gathered: Gathered, question: Question) -> list[str]:
     notes = []
     largest = {name: times.sizes[-1] for name, times in gathered.times.items()}
-    most = max(largest.values())
-    if most == 1:
+    alone = [name for name, size in largest.items() if size == 1]
+    asked = question.max_batch
+    if len(alone) == len(largest):
         notes.append(
             "batching is off: the run measured batch size 1 only. To learn more: "
-            + _sweep(gathered, question)
+            + sweep_command(gathered, question)
         )
-    elif question.max_batch and question.max_batch > min(largest.values()):
-        capped = min(largest.values())
+    elif capped := [f"{name} {size}" for name, size in largest.items() if asked and size < asked]:
         notes.append(
-            f"max-batch is capped at the largest measured batch size, {capped} of {question.max_batch}:"
+            f"max-batch {asked} is capped at the largest measured batch size ({', '.join(capped)}):"
             " nothing is extrapolated"
         )
+    elif alone and asked != 1:
+        notes.append(f"batching is off for {', '.join(alone)}: measured at batch size 1 only")
     if gathered.what == MODEL_ONLY:
         notes.append("tokenising is left out: the run holds no end-to-end times of every recipe")
     if any(trial.contended for trial in gathered.found.trials if trial.recipe in gathered.times):
@@ -224,7 +273,7 @@ def _notes(gathered: Gathered, question: Question) -> list[str]:
     return notes
 
 
-def _sweep(gathered: Gathered, question: Question) -> str:
+def sweep_command(gathered: Gathered, question: Question) -> str:
     """The command that would measure larger batches."""
     run = gathered.found.run
     args = run.get("args") or {}
@@ -235,6 +284,6 @@ def _sweep(gathered: Gathered, question: Question) -> str:
         words += [f"--{flag.replace('_', '-')}", str(args[flag])] if args.get(flag) else []
     for name in list(gathered.times)[:3] if not question.recipes else question.recipes:
         words += ["--recipe", name]
-    for size in (1, 8, 32):
+    for size in sorted({1, 8, 32, question.max_batch or 1}):
         words += ["--batch-size", str(size)]
     return shlex.join([*words, *(["--no-score"] if not args.get("score", True) else [])])

@@ -29,10 +29,13 @@ LEAST_PAIRS = 10
 class PairedScores:
     """Predictions of one device's recipes, aligned by example id.
 
-    `problems[recipe]` says why a recipe is not among them. `metric` is the task's primary metric.
+    `problems[recipe]` says why a recipe is not among them. `metric` is the task's primary metric. Draws that take
+    seconds are read where they are stored, beside the predictions; with `keep` new ones are stored there.
     """
 
-    def __init__(self, metric: str, files: Mapping[str, Path | str], baseline: str = BASELINE) -> None:
+    def __init__(
+        self, metric: str, files: Mapping[str, Path | str], baseline: str = BASELINE, keep: bool = True
+    ) -> None:
         self.metric, self.baseline = metric, baseline
         self.problems: dict[str, str] = {}
         self.predictions: dict[str, np.ndarray[Any, Any]] = {}
@@ -62,7 +65,8 @@ class PairedScores:
         self.ids = np.array([]) if ids is None else ids
         self._order = sorted(self.predictions)
         paths = [path for path in files.values() if isinstance(path, Path)]
-        self._kept = _kept(paths[0]) if self.classes is None and paths else None
+        self._kept = paths[0].parent / "draws" if self.classes is None and paths else None
+        self._keep = keep and self._kept is not None and _can_write(self._kept)
         self._bootstrap = cache(self._resample)
         self.change = cache(self._change)
         self.not_worse = cache(self._not_worse)
@@ -71,7 +75,7 @@ class PairedScores:
 
     def _resample(self, metric: str) -> Bootstrap:
         every = np.stack([self.predictions[recipe] for recipe in self._order])
-        return Bootstrap(metric, self.labels, every, None, kept=self._kept)
+        return Bootstrap(metric, self.labels, every, None, kept=self._kept, keep=self._keep)
 
     def _some(self, metric: str, *recipes: str, resamples: int = RESAMPLES) -> Bootstrap:
         """Of a classifier by itself or of a pair: they have few cells, all the recipes together have thousands."""
@@ -161,13 +165,9 @@ class PairedScores:
         return self.predictions[recipe] == self.labels
 
 
-def _kept(predictions: Path) -> Path | None:
-    """Where draws that take seconds are stored: beside the predictions, unless the run is read-only."""
-    folder = predictions.parent / "draws"
-    if not os.access(folder if folder.exists() else predictions.parent, os.W_OK):
-        return None
-    folder.mkdir(exist_ok=True)
-    return folder
+def _can_write(draws: Path) -> bool:
+    """Whether the run is not read-only."""
+    return os.access(draws if draws.exists() else draws.parent, os.W_OK)
 
 
 def _read(path: Path | str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:

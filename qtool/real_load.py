@@ -9,18 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from qtool import capacity, comparability, host, isolate, load, stats
+from qtool import capacity, comparability, host, isolate, load, measure, open_loop, stats
 from qtool.arrivals import Pattern
-from qtool.artifacts import is_whole
-from qtool.core import Measurement, QtoolError, cache_dir
+from qtool.artifacts import built, is_whole
+from qtool.core import QtoolError, cache_dir
 from qtool.load import Gathered, Question
-from qtool.queueing import Array, Policy, block_error, make_served, simulate
+from qtool.queueing import Array, Policy, Served, block_error, make_served, simulate
 from qtool.service_times import END_TO_END, ServiceTimes
 
 LEAST_REQUESTS = 150
 """Of them 135 are left after the warm-up, and a p95 needs 130 (see `stats.least_samples`)."""
 MOST_REQUESTS = 200_000
 SET_UP_S = 300.0
+"""To start, open the artifact and read the texts."""
+SLOWER = 3.0
+"""How many times as long as the run's a call is allowed to take before its child counts as stuck."""
 PREDICTED = 30_000
 
 
@@ -39,6 +42,12 @@ def drive(run_dir: Path, question: Question, duration_s: float) -> dict[str, Any
     if gathered.what != END_TO_END:
         raise QtoolError(
             f"{run_dir} holds no end-to-end times of '{name}' to predict from: its tokenizer cannot pad."
+        )
+    most = times.sizes[-1]
+    if question.max_batch and question.max_batch > most:
+        raise QtoolError(
+            f"--max-batch {question.max_batch}: {run_dir} measured '{name}' up to batch size {most}. Use --max-batch"
+            f" {most}, or first: {load.sweep_command(gathered, question)}"
         )
     requests = int(duration_s * question.rate_per_s)
     if requests < LEAST_REQUESTS:
@@ -64,7 +73,7 @@ def drive(run_dir: Path, question: Question, duration_s: float) -> dict[str, Any
         "open_loop",
         spec | {"arrivals_s": arrivals_s},
         log=run_dir / "logs" / f"load-{name}-{gathered.device}.log",
-        timeout_s=SET_UP_S + 10 * duration_s,
+        timeout_s=limit_s(times, spec["measured_sizes"], policy.max_batch, duration_s),
         threads=spec["threads"],
     )
     if outcome.status in ("user_error", "unavailable"):
@@ -72,7 +81,14 @@ def drive(run_dir: Path, question: Question, duration_s: float) -> dict[str, Any
     if outcome.status != "ok":
         raise QtoolError(f"driving '{name}' failed: {outcome.error}. See {run_dir / 'logs'}.")
     real = outcome.values
-    own = ServiceTimes({1: {int(size): sorted(samples) for size, samples in real["own"].items()}})
+    compared = compare(
+        arrivals_s,
+        real,
+        times,
+        ServiceTimes({1: {int(size): sorted(samples) for size, samples in real["own"].items()}}),
+        policy,
+        question.seed,
+    )
     return {
         "run": str(run_dir),
         "recipe": name,
@@ -84,8 +100,26 @@ def drive(run_dir: Path, question: Question, duration_s: float) -> dict[str, Any
         "max_batch": policy.max_batch,
         "max_wait_s": policy.max_wait_s,
         "load_ratio": share,
-        **compare(arrivals_s, real, times, own, policy, question.seed),
+        "meets": compared["real"]["p95_s"] <= question.sla_s,
+        **compared,
     }
+
+
+def limit_s(times: ServiceTimes, measured: list[int], max_batch: int, duration_s: float) -> float:
+    """Seconds after which the child counts as stuck: the bounds of every step of `open_loop.open_loop`.
+
+    Each measured size is warmed and then timed, and both bounds are overshot: by a call, and by a whole pass.
+    Every size up to `max_batch` is then served for a while.
+    """
+
+    def call_s(size: int) -> float:
+        return SLOWER * max(float(np.mean(times.table(number, size))) for number in times.rounds)
+
+    timed_s = sum(
+        measure.WARM_UP_MAX_S + measure.MAX_TIME_S + (measure.CALLS + 1) * call_s(size) for size in measured
+    )
+    shapes_s = sum(open_loop.WARM_S + call_s(size) for size in range(1, max_batch + 1))
+    return SET_UP_S + timed_s + shapes_s + 10 * duration_s
 
 
 def draw(pattern: Pattern, requests: int, question: Question) -> list[float]:
@@ -102,9 +136,10 @@ def compare(
     policy: Policy,
     seed: int,
 ) -> dict[str, Any]:
-    """Percentiles in seconds of what was served and of two predictions for the very same arrivals.
+    """Percentiles in seconds of what was served and of three predictions for the very same arrivals.
 
-    `predicted` draws from the run's rounds; `predicted_own` from the driven process's own closed-loop calls.
+    `predicted` draws from the run's rounds; `predicted_own` from the driven process's own closed-loop calls;
+    `predicted_served` from what its calls took while they were served, so that only the queue is predicted.
     """
     served = make_served(arrivals_s, real["starts_s"], real["finishes_s"], [int(n) for n in real["sizes"]])
     warm = int(capacity.WARM_UP_SHARE * len(arrivals_s))
@@ -115,6 +150,7 @@ def compare(
     }
     predicted = predict(arrivals_s, times, policy, seed)
     predicted_own = predict(arrivals_s, own, policy, seed)
+    predicted_served = predict(arrivals_s, as_served(served, policy.max_batch), policy, seed)
     sizes, counts = np.unique(served.sizes, return_counts=True)
     return {
         "requests": len(response_s),
@@ -122,8 +158,10 @@ def compare(
         "real_error_ratio": block_error(response_s, 0.95),
         "predicted": predicted,
         "predicted_own": predicted_own,
+        "predicted_served": predicted_served,
         "predicted_over_real": _ratios(predicted, percentiles),
         "predicted_own_over_real": _ratios(predicted_own, percentiles),
+        "predicted_served_over_real": _ratios(predicted_served, percentiles),
         "own_over_run": {
             str(size): float(
                 np.mean(samples) / np.mean([np.mean(times.rounds[r][size]) for r in times.rounds])
@@ -162,6 +200,15 @@ def predict(arrivals_s: list[float], times: ServiceTimes, policy: Policy, seed: 
     return found
 
 
+def as_served(served: Served, max_batch: int) -> ServiceTimes:
+    """Seconds of the batches that were served, by size; a size that none had is told by its neighbours."""
+    found = {
+        int(size): sorted(served.took_s[served.sizes == size].tolist()) for size in np.unique(served.sizes)
+    }
+    ends = {1: found[min(found)], max_batch: found[max(found)]}
+    return ServiceTimes({1: ends | found})
+
+
 def _ratios(predicted: Mapping[str, Any], real: Mapping[str, float | None]) -> dict[str, float | None]:
     return {key: predicted[key]["value"] / value if value else None for key, value in real.items()}
 
@@ -194,10 +241,10 @@ def _spec(run_dir: Path, gathered: Gathered, name: str, policy: Policy, sizes: l
     recipe, threads = (run.get("recipes") or {}).get(name), (run.get("args") or {}).get("threads")
     if recipe is None or not isinstance(threads, int):
         raise QtoolError(f"{run_dir / 'run.json'} does not say how '{name}' was run. Sweep again.")
-    place = cache_dir() / "artifacts" / str(_build(lines, name).values.get("artifact"))
-    if not is_whole(place):
+    place = built(lines.values(), name)
+    if place is None or not is_whole(place):
         raise QtoolError(
-            f"the artifact of '{name}' is no longer whole in {place.parent}. Sweep again with --resume."
+            f"the artifact of '{name}' is no longer whole in {cache_dir() / 'artifacts'}. Sweep again with --resume."
         )
     return {
         "recipe": recipe,
@@ -215,10 +262,6 @@ def _spec(run_dir: Path, gathered: Gathered, name: str, policy: Policy, sizes: l
 def _needed(sizes: list[int], max_batch: int) -> list[int]:
     """Measured batch sizes up to the first that covers `max_batch`."""
     return [size for i, size in enumerate(sizes) if i == 0 or sizes[i - 1] < max_batch]
-
-
-def _build(lines: Mapping[Any, Measurement], name: str) -> Measurement:
-    return next(line for line in lines.values() if line.stage == "build" and line.recipe == name)
 
 
 def find_data(run_dir: Path, run: Mapping[str, Any]) -> Path:

@@ -11,8 +11,8 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,11 @@ def log(run_dir: Path) -> str:
     """Log to MLFLOW_TRACKING_URI, else to the folder `mlruns` here; a sentence on what was done.
 
     A run that is there already is left as it is; one that changed since, or whose logging was interrupted, is
-    replaced: the old one goes to MLflow's deleted runs.
-    Raises QtoolError where mlflow is missing, the server does not answer, or it refuses.
+    replaced: the old one goes to MLflow's deleted runs once the new one is whole. The run folder is only read.
+    Raises QtoolError where mlflow is missing, the server does not answer, or it refuses: then the old one stays.
     """
-    uri, found = check(), evidence.load(run_dir)
-    summary = summaries.of(found)
-    with tempfile.TemporaryDirectory(prefix="qtool-track-") as scratch, _as_qtool_error(uri):
+    uri, found = check(), evidence.load(run_dir, keep=False)
+    with _as_qtool_error(uri):
         from mlflow.tracking import MlflowClient
 
         client, name = MlflowClient(tracking_uri=uri), _experiment_name(found.run)
@@ -48,13 +47,16 @@ def log(run_dir: Path) -> str:
         told = f"MLflow experiment '{name}' at {_shown(uri)}"
         tags = {RUN: run_hash(found.run), CONTENT: _content(found)}
         old = client.search_runs([experiment], f"tags.`{RUN}` = '{tags[RUN]}'")
-        for run in old:
-            if run.info.status == "FINISHED" and run.data.tags.get(CONTENT) == tags[CONTENT]:
-                return f"{run_dir} is already in {told}: run {run.info.run_id}"
+        whole = [run for run in old if _is_whole(run, tags[CONTENT])]
+        if whole:
+            _delete(client, experiment, (run for run in old if run is not whole[0]))
+            return f"{run_dir} is already in {told}: run {whole[0].info.run_id}"
+    summary = summaries.of(found)
+    with tempfile.TemporaryDirectory(prefix="qtool-track-") as scratch:
         files = _files(found, summary, Path(scratch))
-        for run in old:
-            _delete(client, experiment, run.info.run_id)
-        parent, nested = _log(client, experiment, found, summary, tags, files)
+        with _as_qtool_error(uri):
+            parent, nested = _log(client, experiment, found, summary, tags, files)
+            _delete(client, experiment, old)
     replaced = "; an older log of it was replaced" if old else ""
     return f"logged {run_dir} to {told}: run {parent}, {nested} nested runs{replaced}"
 
@@ -86,21 +88,22 @@ def check() -> str:
 
 @contextmanager
 def _as_qtool_error(uri: str) -> Iterator[None]:
-    """MLflow's errors as ours."""
+    """MLflow's errors as ours, and those of its HTTP library, which are OSErrors: uploads let them through."""
     from mlflow.exceptions import MlflowException
 
     try:
         yield
-    except MlflowException as error:
-        first = _shown(str(error).partition("\n")[0])[:300].rstrip(".")
+    except (MlflowException, OSError) as error:
+        words = str(error).partition("\n")[0] or type(error).__name__
+        first = _shown(words)[:300].rstrip(".")
         raise QtoolError(
             f"MLflow at {_shown(uri)} does not take the run: {first}. Check MLFLOW_TRACKING_URI and the server."
         ) from None
 
 
 def _shown(words: str) -> str:
-    """Without the name and password of an address in it."""
-    return printable(re.sub(r"//[^/@\s]*@", "//", words))
+    """Without the name and password of an address in it, and without its query: stores sign their addresses there."""
+    return printable(re.sub(r"//[^/\s]*@", "//", re.sub(r"(/[^?\s]*)\?\S+", r"\1", words)))
 
 
 def _experiment_name(run: Mapping[str, Any]) -> str:
@@ -128,10 +131,16 @@ def _content(found: Evidence) -> str:
     return content_hash([*files, __version__])[:16]
 
 
-def _delete(client: Any, experiment: str, run_id: str) -> None:
-    for nested in client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{run_id}'"):
-        client.delete_run(nested.info.run_id)
-    client.delete_run(run_id)
+def _is_whole(run: Any, content: str) -> bool:
+    return run.info.status == "FINISHED" and run.data.tags.get(CONTENT) == content
+
+
+def _delete(client: Any, experiment: str, runs: Iterable[Any]) -> None:
+    """With the runs nested in them."""
+    for run_id in (run.info.run_id for run in runs):
+        for nested in client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{run_id}'"):
+            client.delete_run(nested.info.run_id)
+        client.delete_run(run_id)
 
 
 def _log(
@@ -143,8 +152,7 @@ def _log(
     files: Sequence[Path],
 ) -> tuple[str, int]:
     """The parent's id and how many runs are nested in it. The parent is finished last: till then it is no log."""
-    run = found.run
-    start_ms, now_ms = _milliseconds(run.get("started_at")), time.time_ns() // 1_000_000
+    start_ms = _milliseconds(found.run.get("started_at"))
     whole = _whole(found)
     tags = {**tags, "qtool.host": whole["host"], "qtool.data_hash": whole["data_hash"]}
     for group in summary["frontier"]:
@@ -152,21 +160,44 @@ def _log(
         tags[f"qtool.recommended.{place}"] = group["recommended"] or "none"
         tags[f"qtool.frontier.{place}"] = ", ".join(group["recipes"])
     name = printable(found.run_dir.resolve().name)
-    parent = client.create_run(experiment, start_ms, tags, name).info.run_id
-    _batch(client, parent, whole, {}, now_ms)
+    parent = client.create_run(experiment, start_ms, tags, name)
+    try:
+        nested = _fill(client, parent.info, whole, tags, summary)
+        for path in files:
+            client.log_artifact(parent.info.run_id, str(path))
+        client.set_terminated(parent.info.run_id, "FINISHED")
+    except Exception:
+        _discard(client, experiment, parent)
+        raise
+    return parent.info.run_id, nested
+
+
+def _fill(
+    client: Any, parent: Any, whole: Mapping[str, str], tags: Mapping[str, str], summary: Mapping[str, Any]
+) -> int:
+    """Parameters and nested runs of the run that `parent` is the RunInfo of; how many were nested."""
+    now_ms = time.time_ns() // 1_000_000
+    _batch(client, parent.run_id, whole, {}, now_ms)
     ok = [row for row in summary["rows"] if row["status"] == "ok"]
     for row in ok:
         trial = {key: row[key] for key in ("recipe", "device", "batch_size")}
-        own = {"mlflow.parentRunId": parent, "qtool.on_frontier": str(row["on_frontier"]).lower()}
+        own = {"mlflow.parentRunId": parent.run_id, "qtool.on_frontier": str(row["on_frontier"]).lower()}
         own |= {key: tags[key] for key in ("qtool.host", "qtool.data_hash")}
         title = f"{row['recipe']} {row['device']} batch {row['batch_size']}"
-        nested = client.create_run(experiment, start_ms, own, title).info.run_id
-        _batch(client, nested, whole | trial, _numbers(row), now_ms)
+        nested = client.create_run(parent.experiment_id, parent.start_time, own, title).info.run_id
+        _batch(client, nested, {**whole, **trial}, _numbers(row), now_ms)
         client.set_terminated(nested, "FINISHED")
-    for path in files:
-        client.log_artifact(parent, str(path))
-    client.set_terminated(parent, "FINISHED")
-    return parent, len(ok)
+    return len(ok)
+
+
+def _discard(client: Any, experiment: str, parent: Any) -> None:
+    """A half log is no log. Where the server takes even this no more, the next log replaces what is left."""
+    from mlflow.exceptions import MlflowException
+
+    # the error that led here is the one to tell
+    with suppress(MlflowException, OSError):
+        client.set_terminated(parent.info.run_id, "FAILED")
+        _delete(client, experiment, [parent])
 
 
 def _whole(found: Evidence) -> dict[str, str]:

@@ -48,9 +48,10 @@ def facts(**more):
     }
 
 
-def put_texts(folder: Path, texts=None, pairs=None) -> None:
+def put_texts(folder: Path, texts=None, pairs=None, second=None) -> None:
     texts = [f"text number {i}" for i in range(len(LABELS))] if texts is None else texts
-    (folder / "texts.json").write_text(json.dumps({"texts": texts, "pairs": pairs}))
+    content = {"texts": texts, "pairs": pairs} | ({} if second is None else {"second": second})
+    (folder / "texts.json").write_text(json.dumps(content))
 
 
 def hostile(folder: Path) -> Path:

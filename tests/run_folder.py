@@ -126,6 +126,26 @@ def write_run(
     return folder
 
 
+def write_regression(folder: Path, run: dict[str, Any] | None = None) -> Path:
+    """A run of two recipes scored by Pearson's correlation of 60 examples: its draws are made, and may be stored."""
+    labels = [float(i % 7) for i in range(60)]
+    recipes = {
+        name: Made(
+            (0.01,) * 3, [x + shift * ((5 * i) % 11) for i, x in enumerate(labels)], metrics={"pearson": 0.9}
+        )
+        for name, shift in (("fp32", 0.1), ("int8", 0.2))
+    }
+    return write_run(folder, recipes, labels=labels, metric="pearson", run=run)
+
+
+def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """Everything below a folder with its time of change and its bytes, to see that nothing was written."""
+    return {
+        path: (path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
 def save(path: Path, labels: Sequence[float], answers: Sequence[float], *, regression: bool = False) -> None:
     """Stored predictions whose best class (or value) for example i is answers[i]."""
     told, ids = np.asarray(answers), np.arange(len(labels))

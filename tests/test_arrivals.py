@@ -59,6 +59,22 @@ def test_a_trace_has_its_own_rate_and_is_repeated_without_a_gap(tmp_path):
     assert drawn.tolist() == pytest.approx([0, 0.75, 1.5, 3, 4, 4.75, 5.5, 7])
 
 
+def test_a_search_gets_the_beginning_of_a_long_trace_at_the_pace_it_has_there(tmp_path):
+    pattern = read_trace(write(tmp_path, "0\n1\n2\n4\n"))
+    rng = np.random.default_rng(0)
+    assert pattern.draw(2, rng, whole=False).tolist() == pytest.approx([0, 0.75])
+    assert pattern.draw(2, rng).tolist() == pytest.approx([0, 0.75, 1.5, 3])
+    assert pattern.draw(4, rng, whole=False).tolist() == pytest.approx([0, 0.75, 1.5, 3])
+    assert len(pattern.draw(6, rng, whole=False)) == 8
+
+
+def test_a_byte_order_mark_is_no_part_of_a_time(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbf0.5\n1.5\n")
+    pattern = read_trace(tmp_path / "t.csv")
+    assert pattern.trace_s is not None
+    assert pattern.trace_s.tolist() == [0, 1]
+
+
 def test_a_table_has_its_times_in_the_first_column_below_their_name(tmp_path):
     pattern = read_trace(write(tmp_path, 'arrival_s,path\n0.5,"/a"\n1.5,"/b"\n'))
     assert pattern.trace_s is not None

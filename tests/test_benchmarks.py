@@ -143,3 +143,26 @@ def test_memory_of_a_known_amount_is_read_within_three_per_cent():
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].endswith("target at most 0.03: met")
+
+
+def test_only_the_prediction_from_the_run_is_judged_against_traffic(script, monkeypatch, tmp_path, capsys):
+    from argparse import Namespace
+
+    from qtool.queueing import Policy
+    from qtool.service_times import ServiceTimes
+
+    traffic = script("load_predicted_and_real")
+    ratios = {"predicted": 0.5, "predicted_own": 1.0, "predicted_served": 1.0}
+    driven = {name: {"p95_s": {"value": 0.01}} for name in ratios}
+    driven |= {f"{name}_over_real": {"p95_s": value} for name, value in ratios.items()}
+    driven |= {"real": {"p95_s": 0.02}, "real_error_ratio": 0.0, "requests": 200, "late_p50_s": 0.0}
+    driven |= {"own_over_run": {"1": 1.0}, "served_over_own": 1.0, "contended": False}
+    gathered = Namespace(times={"fp32": ServiceTimes({1: {1: [0.01]}})})
+    monkeypatch.setattr(traffic.load, "gather", lambda *given: gathered)
+    monkeypatch.setattr(traffic.real_load, "drive", lambda *given: driven)
+    options = Namespace(recipe="fp32", rounds=2, seconds=30)
+    traffic.compare(options, tmp_path, Policy(1, 0.0), 0.6)
+    judged = [line for line in capsys.readouterr().out.splitlines() if "target" in line]
+    assert len(judged) == 1
+    assert "predicted over real p95: 0.500" in judged[0]
+    assert judged[0].endswith("missed")

@@ -16,7 +16,7 @@ from qtool import evidence, summary, units
 from qtool.report import page
 from tests.conftest import need
 from tests.page_runs import IMAGE, LABELS, SCRIPT, facts, hostile, large, put_texts, recipes
-from tests.run_folder import write_run
+from tests.run_folder import Made, write_run
 
 EXAMPLE = Path(__file__).parents[1] / "reports" / "example"
 pytestmark = pytest.mark.slow
@@ -200,7 +200,7 @@ def test_the_keyboard_reaches_every_mark_and_shows_its_numbers(visit, small):
     path, told = small
     opened = visit(path)
     quick = next(row for row in told["rows"] if row["recipe"] == "quick")["metrics"]
-    tip = opened.page.locator(".tip")
+    tip = opened.page.locator("#chart .tip")
     assert not tip.is_visible()
     opened.page.focus("#chart-group")
     opened.page.keyboard.press("Tab")
@@ -229,9 +229,9 @@ def test_the_keyboard_reaches_every_mark_and_shows_its_numbers(visit, small):
 def test_a_pointer_shows_the_same_tip_and_takes_it_away(visit, small):
     opened = visit(small[0])
     opened.page.locator("#chart a").nth(1).hover()
-    assert opened.page.locator(".tip b").inner_text() == "fp32"
+    assert opened.page.locator("#chart .tip b").inner_text() == "fp32"
     opened.page.mouse.move(5, 5)
-    assert not opened.page.locator(".tip").is_visible()
+    assert not opened.page.locator("#chart .tip").is_visible()
 
 
 @pytest.mark.parametrize("which", ["small", "big"])
@@ -253,6 +253,173 @@ def test_the_script_writes_every_number_as_the_other_reports_do(visit, request, 
             assert value == write(cell["value"]), (name, cell)
             exact = cell["low"] == cell["high"]
             assert interval == ("" if exact else units.between(cell, write).strip()), (name, cell)
+
+
+def test_latency_and_throughput_are_drawn_over_batch_sizes(visit, small):
+    path, told = small
+    opened = visit(path)
+    chart = opened.page.locator("#curve-chart > svg")
+    assert chart.get_attribute("aria-label") == "throughput against latency over batch sizes, cpu: 2 recipes"
+    assert "latency p50, ms (lower is better)" in chart.inner_html()
+    assert "texts/s (higher is better)" in chart.inner_html()
+    links = chart.locator("a")
+    rows = sorted(
+        (row for row in told["rows"] if row["status"] == "ok"),
+        key=lambda row: (row["recipe"], row["batch_size"]),
+    )
+    assert [link.get_attribute("aria-label").partition(":")[0] for link in links.all()] == [
+        f"{row['recipe']}, cpu, batch {row['batch_size']}" for row in rows
+    ]
+    # farther right is slower, farther up is more: the marks stand in the order of the summary's values
+    for name, place, sign in (("latency_p50_s", "cx", 1), ("throughput_per_s", "cy", -1)):
+        at = [sign * float(c.get_attribute(place)) for c in links.locator("circle").all()]
+        values = [row["metrics"][name]["value"] for row in rows]
+        assert sorted(range(4), key=at.__getitem__) == sorted(range(4), key=values.__getitem__)
+    assert chart.locator("text.name").all_text_contents()[:2] == ["quick, 8", "fp32, 8"]
+    assert sorted(chart.locator("text.name").all_text_contents()[2:]) == ["1", "1"]
+    opened.page.select_option("#curve-recipe", label="quick")
+    assert links.count() == 2
+    opened.page.select_option("#curve-recipe", "")
+    assert links.count() == 4
+    assert opened.complaints == []
+
+
+def test_the_keyboard_moves_along_the_lines_and_the_tip_tells_their_numbers(visit, small):
+    path, told = small
+    opened = visit(path)
+    tip = opened.page.locator("#curve-chart .tip")
+    opened.page.focus("#curve-recipe")
+    opened.page.keyboard.press("Tab")
+    assert tip.locator("b").inner_text() == "quick, batch 1"
+    opened.page.keyboard.press("ArrowRight")
+    assert tip.locator("b").inner_text() == "quick, batch 8"
+    row = next(r for r in told["rows"] if (r["recipe"], r["batch_size"]) == ("quick", 8))["metrics"]
+    cells = [line.locator("td").all_inner_texts() for line in tip.locator("tr").all()]
+    # 8 * 3 / (0.030 + 0.031 + 0.032) texts a second
+    assert cells[2][:2] == ["texts/s", "258"]
+    assert cells[0][:2] == ["latency p50", units.with_unit("latency_p50_s", row["latency_p50_s"]["value"])]
+    for cell, name in ((cells[0], "latency_p50_s"), (cells[2], "throughput_per_s")):
+        assert cell[2] == units.between(row[name], lambda x, name=name: units.number(name, x)).strip()
+    # the line that the mark is on
+    assert opened.page.locator("#curve-chart .traced").get_attribute("d").count("L") == 1
+    opened.page.keyboard.press("Escape")
+    assert not tip.is_visible()
+    assert not opened.page.locator("#curve-chart .traced").get_attribute("d")
+    opened.page.keyboard.press("Enter")
+    opened.page.wait_for_url("**/report.html#recipe-1")
+    assert opened.page.locator("#recipe-1").get_attribute("open") is not None
+    opened.page.locator("#curve-chart a").first.hover()
+    assert tip.locator("b").inner_text() == "fp32, batch 1"
+
+
+def test_lines_of_another_device_are_drawn_when_chosen(visit, big):
+    path, told = big
+    opened = visit(path)
+    chart = opened.page.locator("#curve-chart > svg")
+    assert chart.get_attribute("aria-label").endswith("cpu: 38 recipes")
+    assert chart.locator("a").count() == 38 * 5
+    # whatever lies on top, the arrow keys go along a line and then to the next one
+    taken = next(g["recommended"] for g in told["frontier"] if (g["device"], g["batch_size"]) == ("cpu", 1))
+    names = list(dict.fromkeys(row["recipe"] for row in told["rows"]))
+    opened.page.focus("#curve-recipe")
+    opened.page.keyboard.press("Tab")
+    said = []
+    for _ in range(6):
+        said.append(opened.page.locator("#curve-chart .tip b").inner_text())
+        opened.page.keyboard.press("ArrowRight")
+    after = names[names.index(taken) + 1]
+    assert said == [*(f"{taken}, batch {size}" for size in (1, 4, 8, 16, 32)), f"{after}, batch 1"]
+    opened.page.select_option("#curve-recipe", "3")
+    assert chart.locator("a").count() == 5
+    opened.page.select_option("#curve-device", "cuda")
+    assert chart.get_attribute("aria-label").endswith("cuda: 1 recipe")
+    assert opened.page.input_value("#curve-recipe") == "3"
+    assert opened.complaints == []
+
+
+def test_a_run_of_one_batch_size_has_no_curve(visit, example):
+    opened = visit(example)
+    assert opened.page.locator("#curve, #curve-chart, a[href='#curve']").count() == 0
+    assert opened.complaints == []
+
+
+SEEN = """() => addEventListener("beforeprint", () => {
+  const parts = [...document.querySelectorAll("details.recipe")];
+  window.seen = {
+    open: parts.filter((part) => part.open).map((part) => Number(part.dataset.recipe)),
+    drawn: parts.filter((part) => part.querySelector("[data-rounds] svg")).map((part) => Number(part.dataset.recipe)),
+    changed: document.querySelectorAll("[data-flips] tbody tr").length,
+    closed: document.querySelectorAll("details:not(.recipe):not([open])").length,
+    note: document.getElementById("on-paper").textContent,
+  };
+})"""
+
+
+def test_paper_shows_every_part_of_a_small_run_and_the_screen_is_as_before(visit, small):
+    opened = visit(small[0])
+    before = opened.page.locator("details[open]").count()
+    opened.page.evaluate(SEEN)
+    opened.page.pdf()
+    # fp32, quick, odd (failed), absent (skipped); quick changes three answers
+    assert opened.page.evaluate("seen") == {
+        "open": [0, 1, 2, 3],
+        "drawn": [0, 1],
+        "changed": 3,
+        "closed": 0,
+        "note": "",
+    }
+    assert opened.page.locator("details[open]").count() == before
+    assert opened.page.locator("details.recipe[open]").count() == 0
+    assert opened.page.locator("html.paper").count() == 0
+    assert opened.complaints == []
+
+
+def test_paper_shows_the_telling_parts_of_a_large_run_and_says_so(visit, big):
+    path, told = big
+    opened = visit(path)
+    opened.open_recipes("#recipe-3")
+    opened.page.evaluate(SEEN)
+    opened.page.pdf()
+    seen = opened.page.evaluate("seen")
+    names = list(dict.fromkeys(row["recipe"] for row in told["rows"]))
+    telling = {names.index(group["recommended"]) for group in told["frontier"] if group["recommended"]}
+    wanted = sorted(telling | {names.index(told["baseline"]), 3})
+    assert len(wanted) < 38
+    assert seen["open"] == seen["drawn"] == wanted
+    assert f"those left open; {38 - len(wanted)} more stand in the table" in seen["note"]
+    assert opened.page.locator("details.recipe[open]").count() == 1
+    opened.page.emulate_media(media="print")
+    opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert opened.page.locator("#on-paper").is_visible()
+    assert opened.page.locator("details.recipe:visible").count() == len(wanted)
+    opened.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    opened.page.emulate_media(media="screen")
+    assert opened.page.locator("details.recipe:visible").count() == 38
+    assert not opened.page.locator("#on-paper").is_visible()
+    assert opened.complaints == []
+
+
+def test_changed_outputs_of_embeddings_are_listed_with_both_sentences(visit, tmp_path):
+    labels = [i / 200 for i in range(200)]
+    other = [v - 0.3 if i == 2 else v for i, v in enumerate(labels)]
+    every = {
+        "fp32": Made((1, 1), labels, metrics={"spearman": 1.0}),
+        "other": Made((1, 1), other, metrics={"spearman": 0.99}),
+        "same": Made((1, 1), labels, metrics={"spearman": 1.0}),
+    }
+    folder = write_run(tmp_path, every, labels=labels, metric="spearman")
+    put_texts(folder, [f"first {i}" for i in range(200)], second=[f"second {i}" for i in range(200)])
+    opened = visit(page.write(folder))
+    opened.open_recipes()
+    flips = opened.page.locator("#recipe-1 [data-flips]")
+    assert flips.locator("h4").inner_text() == "Outputs that changed"
+    assert "1 outputs differ" not in flips.inner_text()
+    assert "1 output differs from the baseline's" in flips.inner_text()
+    (line,) = [line.locator("td").all_inner_texts() for line in flips.locator("tbody tr").all()]
+    assert line == ["first 2\nsecond 2", "0.0100", "0.0100", "-0.290"]
+    same = opened.page.locator("#recipe-2 [data-flips]").inner_text()
+    assert "None: every output is the baseline's." in same
+    assert opened.complaints == []
 
 
 def test_changed_answers_are_listed_when_a_recipe_is_opened(visit, small):
@@ -300,8 +467,18 @@ def test_without_script_the_numbers_are_all_there(chromium, small):
     assert opened.locator("#results tbody tr").count() == 6
     assert "Take quick" in opened.locator("#recommendation").inner_text()
     assert not opened.locator(".controls").first.is_visible()
+    note = opened.locator(".unscripted")
+    assert note.is_visible()
+    assert "the answers that changed need JavaScript" in note.inner_text()
+    opened.locator("#curve-table > summary").click()
+    assert "258" in opened.locator("#curve-table").inner_text()
     opened.locator("#recipe-1 > summary").click()
-    assert "2.71" in opened.locator("#recipe-1 .numbers").inner_text()
+    told = opened.locator("#recipe-1 .numbers").inner_text()
+    quick = next(row for row in small[1]["rows"] if row["recipe"] == "quick")["metrics"]
+    for name, cell in quick.items():
+        if cell["value"] is not None and name != "score_delta":
+            assert units.number(name, cell["value"]) in told, name
+    assert not opened.locator("#recipe-1 [data-flips]").is_visible()
     context.close()
 
 

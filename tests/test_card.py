@@ -29,7 +29,10 @@ def made(p50_s, wrong, **more):
     return Made(p50_s, answers, metrics={"accuracy": 1 - len(wrong) / 400}, **more)
 
 
-def write(folder, recipe_names=("fp32", "int8-dynamic"), **run):
+FP32_S, INT8_S = (0.0108, 0.0110, 0.0109), (0.00270, 0.00272, 0.00271)
+
+
+def write(folder, recipe_names=("fp32", "int8-dynamic"), fp32_s=FP32_S, int8_s=INT8_S, **run):
     book = {recipe.name: recipe for recipe in recipes.load_all()}
     told = {
         "model": "./models/my-model",
@@ -42,9 +45,9 @@ def write(folder, recipe_names=("fp32", "int8-dynamic"), **run):
         "started_at": "2026-11-30T12:00:00+00:00",
     }
     swept = {
-        "fp32": made((0.0108, 0.0110, 0.0109), range(40), disk_bytes=90_000_000),
-        "int8-dynamic": made((0.00270, 0.00272, 0.00271), range(2, 42), disk_bytes=22_500_000),
-        "bf16": Made((1, 1, 1), bad={"plan": ("skipped", "needs a newer CPU", None)}),
+        "fp32": made(fp32_s, range(40), disk_bytes=90_000_000, peak_bytes=(4e8,) * 5),
+        "int8-dynamic": made(int8_s, range(2, 42), disk_bytes=22_500_000, peak_bytes=(4e8,) * 5),
+        "bf16": Made((1,), bad={"plan": ("skipped", "needs a newer CPU", None)}),
     }
     return write_run(folder, swept, labels=LABELS, run=told | run)
 
@@ -135,6 +138,35 @@ def test_the_text_sets_the_recipe_beside_the_baseline(folder):
     assert "A CPU &lt;b&gt;" in text
 
 
+def intervals(text):
+    """What the card says of its brackets."""
+    return re.findall(r"Brackets hold[^.]*\.|Times and memory of[^.]*\.", text)
+
+
+def test_intervals_are_told_over_the_recipes_own_processes_and_not_the_most_of_any(tmp_path):
+    run = write(tmp_path / "run", int8_s=(*INT8_S, 0.0027, 0.0027), rounds=3)
+    own = (
+        "Brackets hold 95 % intervals: of times and memory over {} fresh processes, of scores over examples."
+    )
+    assert intervals(card.render(run, "fp32")) == [own.format(3)]
+    assert intervals(card.render(run, "int8-dynamic")) == [own.format("int8-dynamic's 5 and fp32's 3")]
+    alike = write(tmp_path / "alike")
+    assert intervals(card.render(alike, "int8-dynamic")) == [own.format(3)]
+
+
+def test_one_process_has_no_interval_of_times_to_tell_of(tmp_path):
+    text = card.render(write(tmp_path / "run", fp32_s=FP32_S[:1], int8_s=INT8_S[:1]), "int8-dynamic")
+    row = next(line for line in text.splitlines() if line.startswith("| p50 ms"))
+    assert "[" not in row
+    assert intervals(text) == [
+        "Brackets hold 95 % intervals: of scores over examples.",
+        "Times and memory of int8-dynamic and fp32 are of one process.",
+    ]
+    bare = {"metric": None, "task": None, "metrics": []}
+    run = write(tmp_path / "bare", fp32_s=FP32_S[:1], int8_s=INT8_S[:1], **bare)
+    assert intervals(card.render(run, "fp32")) == ["Times and memory of fp32 are of one process."]
+
+
 def test_the_baseline_has_a_card_of_its_own(folder):
     text = card.render(folder, "fp32")
     assert "|  | fp32 |" in text
@@ -161,6 +193,62 @@ def test_strings_from_outside_stay_strings(tmp_path):
     assert "\x1b" not in text
     assert "](http" not in text.replace(r"\]", "")
     assert "\n# big" not in text
+
+
+OWN_KEYS = {"library_name", "pipeline_tag", "tags", "model-index"}
+
+
+@pytest.mark.parametrize(
+    ("evil", "shown"),
+    [
+        ("x\n---\nlicense: mit", "x --- license: mit"),
+        ("x\r---\r\nlicense: mit", "x --- license: mit"),
+        ("x\x85---\u2028license: mit", "x --- license: mit"),
+        ("--- \n", "---"),
+        ("a: b", "a: b"),
+        ("# none", "# none"),
+        ("- a", "- a"),
+        ('it\'s "so"', 'it\'s "so"'),
+        ("{a: [b", "{a: [b"),
+        ("&a *a !!python", "&a *a !!python"),
+        ("%YAML 1.1", "%YAML 1.1"),
+        ("word " * 60 + "--- more", "word " * 60 + "--- more"),
+    ],
+)
+def test_the_front_matter_has_its_own_keys_alone_whatever_the_names_are(tmp_path, evil, shown):
+    need("huggingface_hub")
+    import yaml
+
+    data = {"rows": 400, "max_tokens": 128, "longest": 40, "source": evil}
+    info = {"revision": "0" * 40, "content": "a" * 64, "embeds": False}
+    run = write(tmp_path / "run", model=evil, task=evil, data=data, model_info=info)
+    text = card.render(run, "int8-dynamic")
+    assert text.startswith("---\n")
+    front = text[4:].partition("\n---\n")[0]
+    for found in (yaml.safe_load(front), read(text).data.to_dict()):
+        assert set(found) == OWN_KEYS
+        (entry,) = found["model-index"]
+        assert entry["name"] == f"{shown}-int8-dynamic"
+        (result,) = entry["results"]
+        assert result["dataset"] == {"type": "custom", "name": f"{shown} ({shown}, 400 rows)"}
+    assert "## Measured on cpu" in text[4:].partition("\n---\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("model", "known"),
+    [
+        ("owner/name", True),
+        ("bert-base-uncased", True),
+        ("owner/name\n", False),
+        ("owner/name/more", False),
+        ("../name", False),
+        ("https://e.vil/x", False),
+        ("owner/na me", False),
+    ],
+)
+def test_only_what_can_be_a_name_on_the_hub_is_a_base_model(model, known):
+    run = {"model": model, "model_info": {"revision": "0" * 40}}
+    assert card._hub_id(run) == (model if known else None)
 
 
 def test_a_run_without_scores_has_a_card_without_model_index(tmp_path):

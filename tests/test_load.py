@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from qtool import capacity, flags_of_load, host, isolate, load, open_loop, real_load, report
+from qtool import capacity, flags_of_load, host, isolate, load, open_loop, real_load, replicas, report
 from qtool.arrivals import Pattern
 from qtool.core import QtoolError
 from qtool.load import Question
@@ -55,7 +55,8 @@ def rate_within(sla_s: float, service_s: float) -> float:
 def test_the_largest_rate_of_constant_service_is_that_of_the_closed_form(sla_s):
     found = capacity.largest_rate(constant((1, SERVICE_S)), POISSON, Policy(1, 0.0), sla_s, 0)
     expected = min(rate_within(sla_s, SERVICE_S), capacity.MOST_LOAD / SERVICE_S)
-    assert found == pytest.approx(expected, rel=0.05)
+    # 5 % of 20,000 requests are late, give or take 3 % of them; two such errors and the 2 % of the search
+    assert found == pytest.approx(expected, rel=0.08)
 
 
 def test_the_largest_rate_agrees_with_lindleys_recursion():
@@ -74,13 +75,13 @@ def test_the_largest_rate_agrees_with_lindleys_recursion():
 def test_a_limit_below_a_lone_request_is_met_at_no_rate():
     times = constant((1, SERVICE_S))
     assert capacity.largest_rate(times, POISSON, Policy(1, 0.0), 0.009, 0) == 0
-    assert capacity.replicas(times, POISSON, Policy(1, 0.0), 500, 0.0, 0.009, 0) is None
+    assert replicas.replicas(times, POISSON, Policy(1, 0.0), 500, 0.0, 0.009, 0) is None
 
 
 def test_replicas_share_poisson_traffic_alike():
     times, policy, sla_s = constant((1, SERVICE_S)), Policy(1, 0.0), 0.03
     largest = capacity.largest_rate(times, POISSON, policy, sla_s, 0)
-    assert capacity.replicas(times, POISSON, policy, 3.5 * largest, largest, sla_s, 0) == 4
+    assert replicas.replicas(times, POISSON, policy, 3.5 * largest, largest, sla_s, 0) == 4
     shared = capacity.evaluate(times, POISSON, 3.5 * largest, policy, 20_000, 0, replicas=4)
     assert capacity.middle(shared, "p95_s") <= sla_s
     shared = capacity.evaluate(times, POISSON, 3.5 * largest, policy, 20_000, 0, replicas=3)
@@ -184,7 +185,7 @@ def test_a_batch_beyond_the_largest_measured_is_capped_and_told(tmp_path):
     found = load.answer(run_of(tmp_path, sizes=(1, 8)), question(max_batch=32, max_wait_s=0.005))
     assert found["rows"][0]["max_batch"] == 8
     assert found["rows"][0]["max_wait_s"] == 0.005
-    assert "capped at the largest measured batch size, 8 of 32" in found["notes"][0]
+    assert "max-batch 32 is capped at the largest measured batch size (fp32 8)" in found["notes"][0]
 
 
 def test_the_recipe_that_carries_most_is_named_with_its_server(tmp_path):
@@ -353,8 +354,16 @@ def test_a_prediction_that_matches_has_a_ratio_of_one():
     found = real_load.compare(arrivals_s, real, times, ServiceTimes({1: {1: [0.01]}}), Policy(1, 0.0), 0)
     assert found["predicted_over_real"] == pytest.approx({"p50_s": 1, "p95_s": 1, "p99_s": 1})
     assert found["predicted_own_over_real"] == pytest.approx({"p50_s": 1, "p95_s": 1, "p99_s": 1})
+    assert found["predicted_served_over_real"] == pytest.approx({"p50_s": 1, "p95_s": 1, "p99_s": 1})
     assert (found["served_over_own"], found["own_over_run"]["1"]) == pytest.approx((1, 1))
     assert found["requests"] == 1800
+
+
+def test_batch_sizes_that_were_never_served_are_told_by_their_neighbours():
+    served = make_served([0.0, 0.1, 0.2, 0.3], [0.1, 0.2], [0.3, 0.5], [2, 2])
+    times = real_load.as_served(served, 8)
+    assert times.sizes == [1, 2, 8]
+    assert times.table(1, 1) == times.table(1, 8) == pytest.approx([0.2, 0.3])
 
 
 def here(**changed) -> dict:
@@ -415,10 +424,11 @@ def test_a_real_artifact_serves_every_request_in_order_and_once(
         return outcome
 
     monkeypatch.setattr(isolate, "run", keep)
-    flags = drive_flags("--duration", "4s", "--max-batch", "4", "--max-wait", "20ms")
+    flags = drive_flags("--duration", "4s", "--max-batch", "4", "--max-wait", "20ms", "--sla", "9s")
     assert cli(run, *flags) == 0
     told = capsys.readouterr().out
     assert "p95 predicted over real" in told
+    assert "was kept: the real p95 was" in told
     assert "180 requests after the warm-up" in told
     assert (seen["stage"], seen["spec"]["threads"]) == ("open_loop", 1)
     assert sorted(seen["values"]["own"]) == ["1", "4"]

@@ -13,6 +13,7 @@ import pytest
 
 from qtool import units
 from qtool.report import page, text
+from qtool.report.page import curve
 from tests.page_runs import (
     IMAGE,
     LABELS,
@@ -180,6 +181,62 @@ def test_a_fresh_reader_finds_name_cost_and_evidence_at_the_top(both):
     # 0 and 1 are right now, 10 is wrong now
     assert "2 answers gained and 1 lost on the same examples" in top
     assert told["frontier"][0]["recommended"] == "quick"
+
+
+def test_the_evidence_counts_the_recommended_recipes_own_rounds(tmp_path):
+    every = {
+        "fp32": made([0.0108, 0.0110, 0.0109] * 3, wrong(1), peak_bytes=[4e8] * 9),
+        "quick": made((0.00270, 0.00272, 0.00271), wrong(1), disk_bytes=23_400_000),
+        "noisy": made([0.0108, 0.0120, 0.0100] * 3, wrong(1), peak_bytes=[4e8] * 9),
+    }
+    told, html = shown(write_run(tmp_path, every, labels=LABELS, run=facts(rounds=3)))
+    assert told["harness"]["most_rounds"] == 9
+    assert told["frontier"][0]["recommended"] == "quick"
+    words = Reader(html).all_text()
+    assert "Evidence 3 rounds, each in fresh processes" in words
+    assert "3 to 9 rounds" in words
+
+
+def curve_of(html: str) -> str:
+    return html.partition('<section id="curve"')[2].partition("</section>")[0]
+
+
+def test_latency_and_throughput_stand_in_a_table_over_batch_sizes(both):
+    own = curve_of(both[1])
+    assert re.findall(r'scope="colgroup"[^>]*>([^<]*)', own) == ["batch 1", "batch 8"]
+    lines = {
+        re.sub("<[^>]*>", "", head): re.findall(r"<td[^>]*>([^<]*)", cells)
+        for head, cells in re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', own)
+    }
+    # calls lie evenly about the rounds' p50: texts a second are batch * 3 / (the three p50 added);
+    # 3 / 0.0327, 24 / 0.243; 3 / 0.00813, 24 / 0.093. The other two recipes did not finish.
+    assert lines == {"fp32": ["10.9", "91.7", "81.0", "98.8"], "quick": ["2.71", "369", "31.0", "258"]}
+    assert '<a href="#curve">' in both[1]
+
+
+def test_a_run_of_one_batch_size_has_no_part_on_throughput(tmp_path):
+    one = {name: each for name, each in recipes().items() if each.batch_size == 1}
+    _, html = shown(write_run(tmp_path, one, labels=LABELS, run=facts()))
+    assert 'id="curve' not in html
+    assert '"#curve"' not in html
+
+
+def test_only_a_device_with_two_batch_sizes_has_a_table_and_what_is_missing_is_a_dash(tmp_path):
+    every = recipes() | {
+        "late@8": made((0.02, 0.02, 0.02), wrong(1), batch_size=8),
+        "fp32@cuda": made((0.001, 0.001, 0.001), wrong(1), device="cuda"),
+        "quick@cuda8": made((0.004, 0.004, 0.004), wrong(1), device="cuda", batch_size=8),
+    }
+    told, _ = shown(write_run(tmp_path, every, labels=LABELS, run=facts()))
+    (found,) = curve.curves(told, ["fp32", "quick", "odd", "absent", "late"])
+    assert (found["device"], found["batches"]) == ("cpu", [1, 8])
+    assert [line["recipe"] for line in found["lines"]] == ["fp32", "quick", "late"]
+    # 8 / 0.02 s
+    assert found["lines"][2] == {
+        "recipe": "late",
+        "anchor": "recipe-4",
+        "cells": [("-", "-"), ("20.0", "400")],
+    }
 
 
 def test_what_failed_stands_with_its_cause_and_next_step(both):

@@ -83,6 +83,40 @@ def test_a_regression_shows_its_largest_changes(tmp_path):
     assert told["devices"]["cpu"]["1"]["first"][0] == [17, 0.425, 3.425]
 
 
+def similarities() -> tuple[list[float], dict[str, Made]]:
+    """Labels, and cosines of a sentence-embedding run of 200 pairs: the third changes by 0.3, the fifth by 0.1."""
+    labels = [i / 200 for i in range(200)]
+    other = [v - 0.3 if i == 2 else v + 0.1 if i == 4 else v for i, v in enumerate(labels)]
+    return labels, {
+        "fp32": Made((1, 1), labels, metrics={"spearman": 1.0}),
+        "other": Made((1, 1), other, metrics={"spearman": 0.99}),
+    }
+
+
+def test_both_sentences_of_an_embedding_run_stand_by_the_outputs_that_changed(tmp_path):
+    labels, every = similarities()
+    folder = write_run(tmp_path, every, labels=labels, metric="spearman")
+    put_texts(folder, [f"first {i}" for i in range(200)], second=[f"second {i}" for i in range(200)])
+    told = data_of(shown(folder)[1])["changed"]
+    assert told["devices"]["cpu"]["1"] == {
+        "changed": 2,
+        "gained": None,
+        "lost": None,
+        "first": [[2, 0.01, -0.29], [4, 0.02, 0.12]],
+    }
+    assert told["texts"] == {"2": ["first 2", "second 2"], "4": ["first 4", "second 4"]}
+
+
+@pytest.mark.parametrize("second", [["one"], [3] * 200, "x" * 7, 5])
+def test_second_sentences_that_do_not_fit_are_left_out_with_a_note(tmp_path, second):
+    labels, every = similarities()
+    folder = write_run(tmp_path, every, labels=labels, metric="spearman")
+    put_texts(folder, ["first"] * 200, second=second)
+    _, html = shown(folder)
+    assert data_of(html)["changed"]["texts"] == {}
+    assert "texts.json does not hold the 200 texts that were scored" in html
+
+
 def timed(samples: dict[int, list[float]], calls: int | None) -> Trial:
     rounds = {
         number: Measurement(

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import http.client
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
+import numpy as np
 import pytest
 
+from qtool import evidence
 from qtool.core import QtoolError
 from qtool.report import serve, trend
 from qtool.report.shelf import Shelf
+from qtool.summary import summarise
 from tests.conftest import qtool
-from tests.run_folder import Made, write_run
+from tests.run_folder import Made, contents, write_regression, write_run
 
 pytest.importorskip("jinja2")
 LABELS = [0, 1] * 200
@@ -60,19 +65,20 @@ def folder(tmp_path_factory):
     return reports
 
 
-@pytest.fixture(scope="module")
-def server(folder):
+@contextlib.contextmanager
+def serving(folder):
     made_server = serve.make_server(folder, 0)
     thread = threading.Thread(target=made_server.serve_forever, daemon=True)
     thread.start()
-    yield made_server
-    made_server.shutdown()
-    made_server.server_close()
-    thread.join()
+    try:
+        yield made_server
+    finally:
+        made_server.shutdown()
+        made_server.server_close()
+        thread.join()
 
 
-@pytest.fixture
-def ask(server):
+def asker(server):
     def one(path, method="GET", body=None, **headers):
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -83,6 +89,17 @@ def ask(server):
         return answer, text
 
     return one
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with serving(folder) as made_server:
+        yield made_server
+
+
+@pytest.fixture
+def ask(server):
+    return asker(server)
 
 
 def words(text):
@@ -111,6 +128,134 @@ def test_a_run_is_its_report_and_nothing_is_written(ask, folder):
     for path in ("/", "/compare?run=first&run=second", "/trend?recipe=int8"):
         assert ask(path)[0].status == 200
     assert sorted(folder.rglob("*")) == before
+
+
+def regression(folder, day):
+    told = {"started_at": f"2026-11-{day:02}T12:00:00+00:00", "host": {"hash": "h1", "cpu_model": "A CPU"}}
+    return write_regression(folder, told)
+
+
+def test_a_regression_is_shown_and_no_file_appears_or_changes(tmp_path):
+    for day, name in enumerate(("one", "two", "three"), 1):
+        regression(tmp_path / name, day)
+    before = contents(tmp_path)
+    pages = ("/", "/run/one/", "/compare?run=one&run=two", "/compare?run=one&run=two&run=three")
+    with serving(tmp_path) as server:
+        for path in (*pages, "/trend?recipe=int8"):
+            assert asker(server)(path)[0].status == 200, path
+    shown = Shelf(tmp_path).book("one").summary
+    assert contents(tmp_path) == before
+    # the command line stores what the server does not, and says the same
+    assert summarise(tmp_path / "one") == shown
+    assert len(list((tmp_path / "one" / "predictions" / "draws").iterdir())) == 2
+
+
+@pytest.mark.parametrize("cut", [0, 20, 1000])
+def test_stored_draws_are_read_and_broken_ones_are_made_anew_and_left(tmp_path, cut):
+    expected = summarise(regression(tmp_path / "run", 1))
+    stored = min((tmp_path / "run" / "predictions" / "draws").iterdir())
+    whole = stored.read_bytes()
+    np.save(stored, np.load(stored) + 1)
+    before = contents(tmp_path)
+    assert Shelf(tmp_path).book("run").summary != expected
+    assert contents(tmp_path) == before
+    stored.write_bytes(whole[:cut])
+    before = contents(tmp_path)
+    assert Shelf(tmp_path).book("run").summary == expected
+    assert contents(tmp_path) == before
+
+
+def test_the_ticked_runs_come_back_by_their_names_whatever_is_in_them(tmp_path):
+    # percent-encoded by hand, after https://www.rfc-editor.org/rfc/rfc3986#section-2.1
+    names = {
+        b"a\xc2\xa0b": "a%C2%A0b",
+        b"a\nb": "a%0Ab",
+        b"100%25": "100%2525",
+        b"x&run=y": "x%26run%3Dy",
+        b"+\xff\"'": "%2B%FF%22%27",
+    }
+    for name in names:
+        write(tmp_path / os.fsdecode(name))
+    with serving(tmp_path) as server:
+        text = asker(server)("/")[1]
+        ticked = [html.unescape(v) for v in re.findall(r'type="checkbox" name="run" value="([^"]*)"', text)]
+        assert sorted(ticked) == sorted(names.values())
+        answer, text = asker(server)(f"/compare?{urlencode([('run', value) for value in ticked])}")
+        assert answer.status == 200
+        assert "5 runs side by side" in text
+        for value in ticked:
+            query = urlencode([("run", value), ("run", "100%2525" if value != "100%2525" else "a%0Ab")])
+            assert asker(server)(f"/compare?{query}")[0].status == 200
+            assert asker(server)(f"/run/{value}/")[0].status == 200
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
+    reports, outside = tmp_path / "reports", tmp_path / "outside"
+    write(reports / "inside")
+    write(outside / "run", model="outside-model")
+    (reports / "again").symlink_to(reports / "inside")
+    (reports / "linked").symlink_to(outside / "run")
+    (reports / "group").symlink_to(outside)
+    (outside / "texts.json").write_text('{"texts": [' + ", ".join(['"a secret"'] * 400) + "]}")
+    for name, file in (
+        ("texts", "texts.json"),
+        ("scores", "predictions/int8-cpu.npz"),
+        ("lines", "run.json"),
+    ):
+        write(reports / name)
+        (reports / name / file).unlink(missing_ok=True)
+        source = outside / "texts.json" if name == "texts" else outside / "run" / file
+        (reports / name / file).symlink_to(source)
+    (reports / "loop").symlink_to(reports / "loop")
+    with serving(reports) as server:
+        ask = asker(server)
+        listed = ask("/")[1]
+        names = re.findall(r'<th scope="row">(?:<a[^>]*>)?([^<]*)<', listed)
+        assert sorted(names) == ["again", "inside", "lines", "linked", "scores", "texts"]
+        assert listed.count("is a link that leads out of") == 4
+        for name in ("linked", "texts", "scores", "lines"):
+            for path in (f"/run/{name}/", f"/compare?run=inside&run={name}"):
+                answer, text = ask(path)
+                assert answer.status == 422, path
+                assert "a secret" not in text
+                assert "outside-model" not in text
+        assert "outside-model" not in listed + ask("/trend?recipe=int8")[1]
+        assert ask("/run/again/")[0].status == 200
+        # a copy in the link's place is shown
+        (reports / "texts" / "texts.json").unlink()
+        (reports / "texts" / "texts.json").write_bytes((outside / "texts.json").read_bytes())
+        assert "a secret" in ask("/run/texts/")[1]
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_run_names_no_predictions_outside_its_folder(tmp_path, monkeypatch, absolute):
+    run, other = write(tmp_path / "run"), write(tmp_path / "other")
+    name = f"{other}/predictions/int8-cpu.npz" if absolute else "../other/predictions/int8-cpu.npz"
+    lines = (run / "results.jsonl").read_text()
+    assert lines.count('"predictions/int8-cpu.npz"') == 1
+    (run / "results.jsonl").write_text(lines.replace("predictions/int8-cpu.npz", name))
+    monkeypatch.chdir(run)
+    for folder in (run, run.relative_to(run)):
+        scores = evidence.load(folder, keep=False).scores["cpu"]
+        assert scores.problems == {"int8": "its predictions are not in the run's folder"}
+        assert set(scores.predictions) == {"fp32"}
+
+
+def test_a_template_that_fails_is_an_error_page(server, ask, monkeypatch, capfd):
+    from jinja2 import UndefinedError
+
+    real = server.page
+
+    def failing(template, **words):
+        if template == "runs.html":
+            raise UndefinedError("'x' is undefined")
+        return real(template, **words)
+
+    monkeypatch.setattr(server, "page", failing)
+    answer, text = ask("/")
+    assert answer.status == 500
+    assert "the terminal of qtool says why" in words(text)
+    assert "'x' is undefined" in capfd.readouterr().err
 
 
 def test_a_run_of_several_models_is_found_by_its_quoted_name(ask):

@@ -18,7 +18,7 @@ from qtool import track
 from qtool.core import QtoolError
 from qtool.summary import summarise
 from tests.conftest import need, qtool
-from tests.run_folder import Made, write_run
+from tests.run_folder import Made, contents, write_regression, write_run
 
 LABELS = [0, 1] * 200
 HOST = {"hash": "h1", "cpu_model": "A CPU"}
@@ -105,9 +105,9 @@ def test_the_numbers_read_back_are_those_of_the_summary(store_uri, no_files, tmp
 
 def test_the_report_is_among_the_artifacts_and_the_run_folder_is_only_read(store_uri, tmp_path):
     run = write(tmp_path / "my-run")
-    before = sorted(run.rglob("*"))
+    before = contents(run)
     track.log(run)
-    assert sorted(run.rglob("*")) == before
+    assert contents(run) == before
     client = client_of(store_uri)
     (parent,), _ = runs_of(client)
     names = {entry.path for entry in client.list_artifacts(parent.info.run_id)}
@@ -115,6 +115,18 @@ def test_the_report_is_among_the_artifacts_and_the_run_folder_is_only_read(store
     path = client.download_artifacts(parent.info.run_id, "summary.json", str(tmp_path))
     with open(path, encoding="utf-8") as file:
         assert json.load(file) == summarise(run)
+
+
+def test_a_regression_is_logged_and_no_file_of_it_appears_or_changes(store_uri, tmp_path):
+    run = write_regression(tmp_path / "my-run", FACTS)
+    before = contents(run)
+    track.log(run)
+    assert contents(run) == before
+    _, nested = runs_of(client_of(store_uri))
+    (row,) = (row for row in summarise(run)["rows"] if row["recipe"] == "int8")
+    # this stored draws, so there was something to write
+    assert contents(run) != before
+    assert nested["int8"].data.metrics["score_delta_low"] == row["metrics"]["score_delta"]["low"]
 
 
 def test_logging_twice_does_not_log_twice_even_from_another_folder(store_uri, no_files, tmp_path):
@@ -146,6 +158,112 @@ def test_a_log_that_was_interrupted_is_replaced_by_a_whole_one(store_uri, no_fil
     (parent,), nested = runs_of(client_of(store_uri))
     assert parent.info.status == "FINISHED"
     assert len(nested) == 2
+
+
+def refusals():
+    """What an upload raises: MLflow's own errors, and its HTTP library's as they are."""
+    need("mlflow")
+    import requests
+    from mlflow.exceptions import MlflowException
+
+    address = "http://me:s3cr3t@store.example/run/report.html?sig=s1gned"
+    return {
+        "mlflow": MlflowException(f"no room at {address}\nmore"),
+        "status": requests.HTTPError(f"413 Client Error: too large for url: {address}"),
+        "connection": requests.ConnectionError("Max retries exceeded with url: /run/report.html?sig=s1gned"),
+        "wordless": requests.Timeout(),
+        "folder": PermissionError(13, "Permission denied", "/mlruns/0"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "told"),
+    [
+        ("log_artifact", "mlflow", "no room at http://store.example/run/report.html. Check"),
+        (
+            "log_artifact",
+            "status",
+            "413 Client Error: too large for url: http://store.example/run/report.html. Check",
+        ),
+        ("log_artifact", "connection", "Max retries exceeded with url: /run/report.html. Check"),
+        ("log_artifact", "wordless", "Timeout. Check"),
+        ("log_batch", "folder", "Permission denied"),
+        ("set_terminated", "mlflow", "no room"),
+    ],
+)
+def test_a_refused_log_leaves_the_old_one_and_nothing_half(
+    store_uri, no_files, tmp_path, monkeypatch, step, kind, told
+):
+    from mlflow.entities import ViewType
+    from mlflow.tracking import MlflowClient
+
+    track.log(write(tmp_path / "my-run"))
+    client = client_of(store_uri)
+    (old,), _ = runs_of(client)
+    run = write(tmp_path / "my-run", 0.0054)
+    error, real = refusals()[kind], getattr(MlflowClient, step)
+
+    def failing(self, *args, **more):
+        # the server takes the end of what failed
+        if step == "set_terminated" and args[1:] != ("FINISHED",):
+            return real(self, *args, **more)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, step, failing)
+        patch.setattr(track, "_files", lambda *_: [run / "run.json"])
+        with pytest.raises(QtoolError) as caught:
+            track.log(run)
+    assert told in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "s3cr3t" not in str(caught.value)
+    assert "s1gned" not in str(caught.value)
+    (kept,), nested = runs_of(client)
+    assert kept.info.run_id == old.info.run_id
+    assert kept.info.status == "FINISHED"
+    assert nested["int8"].data.metrics["latency_p50_s"] == pytest.approx(0.0027)
+    gone = client.search_runs([old.info.experiment_id], run_view_type=ViewType.DELETED_ONLY)
+    assert [r.info.status for r in gone if "mlflow.parentRunId" not in r.data.tags] == ["FAILED"]
+    # a server that takes it replaces the old one
+    assert "replaced" in track.log(run)
+    (new,), nested = runs_of(client)
+    assert new.info.run_id != old.info.run_id
+    assert nested["int8"].data.metrics["latency_p50_s"] == pytest.approx(0.0054)
+
+
+def test_a_log_whose_old_one_could_not_be_deleted_is_alone_after_the_next(
+    store_uri, no_files, tmp_path, monkeypatch
+):
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    def refuse(*_):
+        raise MlflowException("not now")
+
+    track.log(write(tmp_path / "my-run"))
+    run = write(tmp_path / "my-run", 0.0054)
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "delete_run", refuse)
+        with pytest.raises(QtoolError, match="not now"):
+            track.log(run)
+    assert "is already in" in track.log(run)
+    (parent,), nested = runs_of(client_of(store_uri))
+    assert parent.info.status == "FINISHED"
+    assert nested["int8"].data.metrics["latency_p50_s"] == pytest.approx(0.0054)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("http://me:secret@host:5000/x", "http://host:5000/x"),
+        ("http://me:p@ss@host/x", "http://host/x"),
+        ("https://host/a?sv=1&sig=secret and more", "https://host/a and more"),
+        ("file:///a/b", "file:///a/b"),
+        ("who knows? me@host.example", "who knows? me@host.example"),
+    ],
+)
+def test_an_address_is_shown_without_what_opens_it(words, shown):
+    assert track._shown(words) == shown
 
 
 def interrupted(*_):

@@ -50,7 +50,7 @@ def render(run_dir: Path, name: str) -> str:
     recipe = _recipe(found, name)
     parts = [f"# {escape(_title(found.run, recipe))}", *_made(found.run, recipe)]
     for row in ok:
-        parts += _measured(summary, row)
+        parts += _measured(found, summary, row)
     parts += [_where(found.run, ok), _how_to_load(found, recipe, ok[0])]
     metadata = _metadata(found.run, recipe, ok).to_yaml()
     return f"---\n{metadata}\n---\n\n" + "\n\n".join(part for part in parts if part)
@@ -76,8 +76,9 @@ def _hub_id(run: Mapping[str, Any]) -> str | None:
     model, info = run["model"], run.get("model_info") or {}
     if model in ALIASES:
         return ALIASES[model].hub_id
-    # only what came from the hub has a revision
-    return model if info.get("revision") else None
+    # only what came from the hub has a revision; and the hub takes no card that names a model by anything else
+    named = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model, re.ASCII)
+    return model if info.get("revision") and named else None
 
 
 def _metadata(run: Mapping[str, Any], recipe: Recipe, ok: list[Row]) -> ModelCardData:
@@ -119,18 +120,18 @@ def _metadata(run: Mapping[str, Any], recipe: Recipe, ok: list[Row]) -> ModelCar
 
 def _dataset(run: Mapping[str, Any]) -> dict[str, Any]:
     """What was scored, as `EvalResult` names it. A split is told only where it is known to be one."""
-    args, data, task = run.get("args") or {}, run.get("data") or {}, run["task"]
-    rows, source = data.get("rows") or 0, str(data.get("source") or "")
+    args, data, task = run.get("args") or {}, run.get("data") or {}, str(run["task"])
+    rows, source = _count(data.get("rows")), str(data.get("source") or "")
     if task not in glue.FORMS:
         known = tasks.find_all()
         words = known[task][0].description if task in known else task
         return {
             "dataset_type": "custom",
-            "dataset_name": f"{words} ({Path(printable(source)).name}, {rows:,} rows)",
+            "dataset_name": f"{printable(words)} ({Path(printable(source)).name}, {rows} rows)",
         }
     form, train = glue.FORMS[task], args.get("split") == "train"
     official = form.train if train else form.dev
-    name = f"GLUE {form.folder}" + ("" if rows == official else f", {rows:,} of {official:,} rows")
+    name = f"GLUE {form.folder}" + ("" if rows == _count(official) else f", {rows} of {official:,} rows")
     # a single file may be any split
     split = None if args.get("data") and args["data"] == source else "train" if train else form.hub_dev
     return {
@@ -139,6 +140,10 @@ def _dataset(run: Mapping[str, Any]) -> dict[str, Any]:
         "dataset_config": form.hub or task,
         "dataset_split": split,
     }
+
+
+def _count(rows: Any) -> str:
+    return f"{rows:,}" if isinstance(rows, int) else "an unknown number of"
 
 
 def _made(run: Mapping[str, Any], recipe: Recipe) -> list[str]:
@@ -165,7 +170,7 @@ def _flat(value: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {entry}" for key, entry in value.items())
 
 
-def _measured(summary: Mapping[str, Any], row: Row) -> list[str]:
+def _measured(found: Evidence, summary: Mapping[str, Any], row: Row) -> list[str]:
     """One table: the recipe against the baseline on a device at a batch size."""
     metric, against = summary["metric"], summary["baseline"]
     place = (row["device"], row["batch_size"])
@@ -197,13 +202,32 @@ def _measured(summary: Mapping[str, Any], row: Row) -> list[str]:
     spread = row["round_spread"] or {}
     if spread.get("unstable"):
         notes.append(f"the p50 differs by {100 * spread['ratio']:.0f} % from process to process")
-    rounds = summary["harness"]["most_rounds"]
+    told = _intervals(found, summary, row)
+    notes = [note[0].upper() + note[1:] for note in notes]
     return [
         f"## Measured on {escape(row['device'])}, batch {row['batch_size']}",
         "\n".join(f"| {' | '.join(line)} |" for line in lines),
-        f"Brackets hold 95 % intervals: of times and memory over {rounds} fresh processes, of scores over examples."
-        + "".join(f" {escape(note[0].upper() + note[1:])}." for note in notes),
+        " ".join([*told, *(f"{escape(note)}." for note in notes)]),
     ]
+
+
+def _intervals(found: Evidence, summary: Mapping[str, Any], row: Row) -> list[str]:
+    """What the brackets in the table rest on, a sentence each; none where it has no brackets."""
+    counts = {
+        escape(name): len(trial.rounds)
+        for name in dict.fromkeys((row["recipe"], summary["baseline"]))
+        if (trial := found.trial(name, (row["device"], row["batch_size"]))) and trial.status == "ok"
+    }
+    once, several = [name for name in counts if counts[name] == 1], [n for n in counts if counts[n] > 1]
+    told = []
+    if several:
+        alike = not once and len(set(counts.values())) == 1
+        each = str(counts[several[0]]) if alike else " and ".join(f"{n}'s {counts[n]}" for n in several)
+        told.append(f"of times and memory over {each} fresh processes")
+    if (row["metrics"].get(summary["metric"]) or {}).get("low") is not None:
+        told.append("of scores over examples")
+    sentences = [f"Brackets hold 95 % intervals: {', '.join(told)}."] if told else []
+    return sentences + ([f"Times and memory of {' and '.join(once)} are of one process."] if once else [])
 
 
 def _cell(name: str, cell: Mapping[str, Any] | None) -> str:
@@ -240,11 +264,11 @@ def _where(run: Mapping[str, Any], ok: list[Row]) -> str:
         "processor": host.get("cpu_model"),
         "cores, threads used": None if cores is None else f"{cores}, {threads}",
         "memory": None if host.get("memory_gib") is None else f"{host['memory_gib']} GiB",
-        "system": " ".join(filter(None, (host.get("os"), host.get("kernel")))),
+        "system": " ".join(str(host[key]) for key in ("os", "kernel") if host.get(key)),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "texts": None
         if data.get("rows") is None
-        else f"{data['rows']:,}, at most {data.get('longest')} tokens",
+        else f"{_count(data['rows'])}, at most {data.get('longest')} tokens",
         "date": run.get("started_at"),
     }
     if any(row["device"] == "cuda" for row in ok):

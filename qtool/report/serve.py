@@ -2,7 +2,8 @@
 
 A server on localhost is reachable by every page that the user's browser shows. Hence: bound to 127.0.0.1; a request
 whose Host is not this machine's own name is refused (DNS rebinding, https://owasp.org/www-community/attacks/DNS_Rebinding);
-GET and HEAD alone; folders are looked up in the listing by name, and no path is made from an address.
+GET and HEAD alone; folders are looked up in the listing by name, no path is made from an address, and no link is
+followed out of the folder.
 """
 
 from __future__ import annotations
@@ -133,6 +134,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer; whatever goes wrong is a page too."""
+        from jinja2 import TemplateError
+
         try:
             self._refuse_other_hosts()
             kind, body, policy = self._answer()
@@ -141,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_error_page(refused.status, str(refused))
         except QtoolError as error:
             self._send_error_page(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
-        except BROKEN:
+        except (*BROKEN, TemplateError):
             print("\n".join(map(one_line, traceback.format_exc().splitlines())), file=sys.stderr)
             words = "This page could not be made; the terminal of qtool says why."
             self._send_error_page(HTTPStatus.INTERNAL_SERVER_ERROR, words)
@@ -165,11 +168,11 @@ class Handler(BaseHTTPRequestHandler):
         if split.path == "/":
             body = self.server.page("runs.html", books=shelf.books(), folder=str(shelf.folder))
         elif split.path == "/compare":
-            body = self._compare(asked.get("run", []))
+            body = self._compare([_name(word) for word in asked.get("run", [])])
         elif split.path == "/trend":
             body = self._trend(asked.get("recipe", [""])[0])
         elif found := re.fullmatch(r"/run/([^/]+)/?", split.path):
-            return html, self._run(os.fsdecode(unquote_to_bytes(found[1]))), PAGE_POLICY
+            return html, self._run(_name(found[1])), PAGE_POLICY
         else:
             raise Refused(HTTPStatus.NOT_FOUND, "There is no such page.")
         return html, body, OWN_POLICY
@@ -190,7 +193,7 @@ class Handler(BaseHTTPRequestHandler):
         from qtool.report import page
 
         book = self._book(name)
-        return page.render(evidence.load(book.path), book.summary)
+        return page.render(evidence.load(book.path, keep=False), book.summary)
 
     def _compare(self, names: list[str]) -> str:
         from qtool import compare
@@ -203,7 +206,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.BAD_REQUEST, words)
         books = [self._book(name) for name in names]
         if len(books) == 2:
-            found = compare.compare(books[0].path, books[1].path)
+            found = compare.compare(books[0].path, books[1].path, keep=False)
             header, *lines = two_runs.table(found)
             more = [*two_runs.only_in_one(found), *two_runs.reasons(found)]
             return self.server.page(
@@ -272,6 +275,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the terminal shows the address, and what went wrong."""
+
+
+def _name(address: str) -> str:
+    """A run's name from what the template filter `address` made of it.
+
+    Forms send that too, and not the name: a browser changes line breaks and bytes that are no UTF-8.
+    """
+    return os.fsdecode(unquote_to_bytes(os.fsencode(address)))
 
 
 def _style() -> str:

@@ -84,7 +84,7 @@ class Shelf:
         for _ in range(DEPTH):
             children = [child for parent in below for child in _folders(parent)]
             found |= {path.relative_to(self.folder).as_posix(): path for path in children if _is_run(path)}
-            below = [path for path in children if not _is_run(path)]
+            below = [path for path in children if not _is_run(path) and _is_inside(path, self.folder)]
         return found
 
     def books(self) -> list[Book]:
@@ -99,6 +99,9 @@ class Shelf:
 
     def _read(self, name: str, path: Path) -> Book:
         with self._one_at_a_time:
+            problem = _leads_out(path, self.folder)
+            if problem:
+                return Book(name, path, error=printable(problem))
             stamp = _stamp(path)
             kept = self._kept.get(path)
             if kept is None or kept[0] != stamp:
@@ -109,13 +112,29 @@ class Shelf:
 def _folders(parent: Path) -> list[Path]:
     try:
         with os.scandir(parent) as entries:
-            return sorted(Path(e.path) for e in entries if not e.name.startswith(".") and e.is_dir())
+            # of a link to itself an entry's own is_dir raises
+            return sorted(Path(e.path) for e in entries if not e.name.startswith(".") and os.path.isdir(e))
     except OSError:  # a folder that went away or may not be read has no runs to show
         return []
 
 
 def _is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in FILES)
+    return any(os.path.isfile(path / name) for name in FILES)
+
+
+def _leads_out(run: Path, shelf: Path) -> str:
+    """Why a run is not opened: it, or a link in it, leads to what nobody asked to be served. '' where none does."""
+    if not _is_inside(run, shelf):
+        return "it is a link that leads out of the folder that is served. Serve that other folder, or copy the run."
+    for folder, folders, files in os.walk(run):
+        for name in (*folders, *files):
+            if os.path.islink(place := Path(folder, name)) and not _is_inside(place, run):
+                return f"its {name} is a link that leads out of the run. Put a copy in its place."
+    return ""
+
+
+def _is_inside(place: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(place)).is_relative_to(os.path.realpath(folder))
 
 
 def _stamp(path: Path) -> list[Any]:
@@ -132,7 +151,7 @@ def _stamp(path: Path) -> list[Any]:
 
 def _open(name: str, path: Path) -> Book:
     try:
-        found = evidence.load(path)
+        found = evidence.load(path, keep=False)
         return Book(name, path, found.run, summaries.of(found))
     except BROKEN as error:
         foreseen = isinstance(error, QtoolError)

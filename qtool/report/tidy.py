@@ -52,8 +52,10 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def run_hash(run: Mapping[str, Any]) -> str:
     """What makes a run this run, whatever its folder is called: 16 hex digits."""
     facts = {key: run.get(key) for key in ("model", "task", "metric", "started_at")}
+    facts["host"] = (run.get("host") or {}).get("hash")
     trials = [entry["trial_id"] for entry in run["plan"]]
-    return content_hash(facts | {"trials": trials, "host": (run.get("host") or {}).get("hash")})[:16]
+    # a lone surrogate, which JSON may hold, has no bytes to hash
+    return content_hash([printable(str(fact)) for fact in [*facts.values(), *trials]])[:16]
 
 
 def rows(summary: Mapping[str, Any], run: Mapping[str, Any], name: str) -> list[dict[str, Any]]:

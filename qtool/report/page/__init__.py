@@ -20,7 +20,7 @@ from qtool.report.text import one_line
 
 HERE = Path(__file__).parent
 LIBRARY = "vendor/plot.min.js"
-SCRIPTS = ("page.js", "frontier.js", "table.js", "recipes.js")
+SCRIPTS = ("page.js", "chart.js", "frontier.js", "curve.js", "table.js", "recipes.js", "print.js")
 # What ends a script block, opens a comment in it, or is a line's end to old JavaScript only.
 UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 

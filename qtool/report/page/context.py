@@ -9,7 +9,7 @@ from qtool import __version__
 from qtool.core import METRICS
 from qtool.evidence import Evidence
 from qtool.report import text
-from qtool.report.page import made, recipes
+from qtool.report.page import curve, made, recipes
 from qtool.report.text import Row
 from qtool.units import PERCENT, between, change, number, peak_name, with_unit
 
@@ -18,7 +18,7 @@ def context(evidence: Evidence, summary: Mapping[str, Any], notes: Sequence[str]
     """Everything the template names, but for styles and scripts; `notes` are added to the run's."""
     run, told = dict(evidence.run), dict(summary)
     names = list(dict.fromkeys(row["recipe"] for row in told["rows"]))
-    groups = [_group(told, group, names) for group in told["frontier"]]
+    groups = [_group(evidence, told, group, names) for group in told["frontier"]]
     return {
         "version": __version__,
         "title": text.title(told, run),
@@ -27,6 +27,7 @@ def context(evidence: Evidence, summary: Mapping[str, Any], notes: Sequence[str]
         "has_score": told["metric"] is not None,
         "groups": groups,
         "problems": _problems(told["rows"], names),
+        "curves": curve.curves(told, names),
         "table": _table(evidence, told, names),
         "recipes": [recipes.part(evidence, told, name) for name in names],
         "facts": _facts(told, run),
@@ -55,7 +56,9 @@ def _machine(run: Mapping[str, Any]) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-def _group(summary: dict[str, Any], group: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _group(
+    evidence: Evidence, summary: dict[str, Any], group: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, Any]:
     """A group's recommendation: the name, its reasons in a sentence, and the figures that carry it."""
     rows = text.group_rows(summary, dict(group))
     ok = {row["recipe"]: row for row in rows if row["status"] == "ok"}
@@ -68,7 +71,7 @@ def _group(summary: dict[str, Any], group: Mapping[str, Any], names: Sequence[st
         "is_baseline": name == summary["baseline"],
         "reason": group["reason"],
         "figures": _figures(summary, ok[name], base) if name else [],
-        "evidence": _evidence(summary, ok[name]) if name else "",
+        "evidence": _evidence(evidence, summary, ok[name]) if name else "",
         "members": group["recipes"],
         "provisional": group["provisional"],
         "unstable": unstable and unstable.replace("unstable, the", "The", 1) + ".",
@@ -126,9 +129,10 @@ def _against(name: str, value: float | None, other: Mapping[str, Any] | None) ->
     return f"against {with_unit(name, known)} ({100 * (value / known - 1):+.0f} %)"
 
 
-def _evidence(summary: Mapping[str, Any], row: Row) -> str:
-    """What the recommendation stands on, in a line."""
-    rounds = summary["harness"].get("most_rounds") or summary["harness"]["rounds"]
+def _evidence(evidence: Evidence, summary: Mapping[str, Any], row: Row) -> str:
+    """What the recommendation stands on, in a line; its own rounds, for --rounds auto gives some recipes more."""
+    trial = evidence.trial(row["recipe"], (row["device"], row["batch_size"]))
+    rounds = len(trial.p50_s()) if trial else 0
     parts = [f"{rounds} {'round' if rounds == 1 else 'rounds'}, each in fresh processes"]
     if flips := row["flips"]:
         parts.append(f"{flips['gained']} answers gained and {flips['lost']} lost on the same examples")

@@ -14,6 +14,8 @@ from qtool.paired import PairedScores
 from qtool.shift import log_probabilities
 
 MOST = 50
+# The second text of an example: read together with the first, or apart by a sentence-embedding model.
+SECOND = ("pairs", "second")
 # All texts of a page together; each is cut so that they fit, but never below the least.
 TEXT_BUDGET, LONGEST_TEXT, SHORTEST_TEXT = 300_000, 400, 60
 
@@ -92,7 +94,7 @@ def read_texts(run_dir: Path, rows: int) -> tuple[dict[str, Any] | None, list[st
         return None, []
     try:
         told = json.loads(path.read_text("utf-8"))
-        lists = [told["texts"], *([told["pairs"]] if told.get("pairs") is not None else [])]
+        lists = [told["texts"], *(told[key] for key in SECOND if told.get(key) is not None)]
         if all(len(each) == rows and all(isinstance(text, str) for text in each) for each in lists):
             return told, []
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
@@ -106,7 +108,7 @@ def _texts(told: Mapping[str, Any] | None, shown: Sequence[int]) -> dict[int, li
     if told is None:
         return {}
     longest = max(SHORTEST_TEXT, min(LONGEST_TEXT, TEXT_BUDGET // max(1, len(shown))))
-    kept = [told[key] for key in ("texts", "pairs") if told.get(key)]
+    kept = [told[key] for key in ("texts", *SECOND) if told.get(key)]
     return {i: [_cut(texts[i], longest) for texts in kept] for i in shown}
 
 

@@ -92,10 +92,10 @@
   }
 
   function counted({ changed, gained, lost, first }) {
-    if (!changed) return "None: every example has the baseline's answer.";
+    if (!changed) return data.changed.classes ? "None: every example has the baseline's answer." : "None: every output is the baseline's.";
     const more = changed - first.length;
     const rest = more ? ` Shown are the first ${first.length}, ${more} more are in the run's predictions.` : "";
-    if (gained === null) return `${changed} outputs differ from the baseline's, the largest change first.${rest}`;
+    if (gained === null) return `${changed} ${changed === 1 ? "output differs" : "outputs differ"} from the baseline's, the largest change first.${rest}`;
     const other = changed - gained - lost;
     const wrong = other ? `, ${other} wrong before and after` : "";
     return `${changed} changed: ${gained} gained, ${lost} lost${wrong}. The most confident first, by both answers' probabilities.${rest}`;
@@ -103,11 +103,12 @@
 
   function listed(device, recipe, own) {
     const isClassifier = own.gained !== null;
+    const caption = `Examples whose ${isClassifier ? "answer" : "output"} changed`;
     const titles = ["text", "label", data.baseline, data.recipes[recipe], ...(isClassifier ? ["verdict"] : [])];
     const head = make("tr", {}, ...titles.map((title) => make("th", { scope: "col" }, title)));
     const lines = own.first.map((entry) => line(device, entry, isClassifier));
-    const table = make("table", { class: "plain flips" }, make("caption", { class: "hidden" }, "Examples whose answer changed"), make("thead", {}, head), make("tbody", {}, ...lines));
-    return make("div", { class: "scroll tall some", role: "region", tabindex: "0", "aria-label": "Examples whose answer changed" }, table);
+    const table = make("table", { class: "plain flips" }, make("caption", { class: "hidden" }, caption), make("thead", {}, head), make("tbody", {}, ...lines));
+    return make("div", { class: "scroll tall some", role: "region", tabindex: "0", "aria-label": caption }, table);
   }
 
   function line(device, entry, isClassifier) {
