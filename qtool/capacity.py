@@ -87,7 +87,8 @@ def evaluate(
         unit = pattern.draw(drawn, rng, whole=whole)
         if thinned:
             unit = unit[rng.random(len(unit)) * replicas < 1]
-        served = simulate((unit / unit_rate).tolist(), times.sampler(number, seed), policy)
+        rested = times.sampler_after_pause(number, seed)
+        served = simulate((unit / unit_rate).tolist(), times.sampler(number, seed), policy, rested)
         warm = 0 if pattern.trace_s is not None else int(WARM_UP_SHARE * len(unit))
         found.append(see(served, warm))
     return found
@@ -130,7 +131,8 @@ def most_rate(times: ServiceTimes, policy: Policy) -> float:
 def lone_s(times: ServiceTimes, policy: Policy) -> float:
     """p95 of a request that comes alone, and waits in vain where it waits for others (median over rounds)."""
     wait_s = policy.max_wait_s if policy.max_batch > 1 else 0.0
-    return wait_s + median(float(np.quantile(times.table(number, 1), 0.95)) for number in times.rounds)
+    rested = times.after_pause or times
+    return wait_s + median(float(np.quantile(rested.table(number, 1), 0.95)) for number in rested.rounds)
 
 
 def largest_rate(

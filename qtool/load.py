@@ -159,6 +159,7 @@ def _row(gathered: Gathered, name: str, question: Question) -> dict[str, Any]:
         if times.fewest < needed
         else None,
         "rounds_without_bound": sum(s is None for s in seen),
+        "after_pause": times.after_pause is not None,
         "lone_service_p95_s": capacity.lone_s(times, capacity.ALONE),
         "lone_p95_s": capacity.lone_s(times, policy),
         "meets": meets,

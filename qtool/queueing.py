@@ -85,9 +85,15 @@ def make_served(
     )
 
 
-def simulate(arrivals_s: Sequence[float], service_s: Callable[[int], float], policy: Policy) -> Served:
+def simulate(
+    arrivals_s: Sequence[float],
+    service_s: Callable[[int], float],
+    policy: Policy,
+    after_pause_s: Callable[[int], float] | None = None,
+) -> Served:
     """Every request of `arrivals_s` (in order) through one replica; `service_s(size)` draws a batch's seconds.
 
+    `after_pause_s` draws those of a batch before which the server was idle, where they are known apart.
     Arrival times are fixed beforehand (an open loop), so an event of the simulation is the end of a batch.
     Raises QtoolError where simpy is missing.
     """
@@ -107,7 +113,8 @@ def simulate(arrivals_s: Sequence[float], service_s: Callable[[int], float], pol
         while first < len(arrivals_s):
             start = next_start(arrivals_s, first, world.now, policy)
             size = waiting(arrivals_s, first, start, policy)
-            finish = start + service_s(size)
+            rested = not first or start > world.now
+            finish = start + (after_pause_s if after_pause_s and rested else service_s)(size)
             starts.append(start)
             finishes.append(finish)
             sizes.append(size)

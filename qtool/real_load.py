@@ -188,7 +188,12 @@ def predict(arrivals_s: list[float], times: ServiceTimes, policy: Policy, seed: 
     by_round: list[Array] = []
     for number in times.rounds:
         drawn = [
-            simulate(arrivals_s, times.sampler(number, seed + i), policy).response_s[warm:]
+            simulate(
+                arrivals_s,
+                times.sampler(number, seed + i),
+                policy,
+                times.sampler_after_pause(number, seed + i),
+            ).response_s[warm:]
             for i in range(repeats)
         ]
         by_round.append(np.quantile(np.concatenate(drawn), list(capacity.SHARES.values())))

@@ -14,14 +14,18 @@ from statistics import fmean
 
 from qtool.rows import Trial
 
-END_TO_END, MODEL_ONLY = "end_to_end_s", "latency_s"
+END_TO_END, MODEL_ONLY, AFTER_PAUSE = "end_to_end_s", "latency_s", "after_pause_s"
 
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """Sorted seconds of a call by round (one process each) and measured batch size; the smallest size is 1."""
+    """Sorted seconds of a call by round (one process each) and measured batch size; the smallest size is 1.
+
+    `after_pause`: of calls before which the process was idle, which take longer; None where they were not measured.
+    """
 
     rounds: Mapping[int, Mapping[int, Sequence[float]]]
+    after_pause: ServiceTimes | None = None
     _between: dict[tuple[int, int], Sequence[float]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -75,6 +79,10 @@ class ServiceTimes:
 
         return draw
 
+    def sampler_after_pause(self, number: int, seed: int) -> Callable[[int], float] | None:
+        """As `sampler`, of calls that an idle process gets."""
+        return self.after_pause.sampler(number, seed + 1_000_003) if self.after_pause else None
+
 
 def _quantile(ordered: Sequence[float], i: int, count: int) -> float:
     """The middle of the i-th of `count` equal shares, read off the sorted samples without interpolation."""
@@ -87,4 +95,8 @@ def from_trials(trials: Mapping[int, Trial], what: str) -> ServiceTimes | None:
     shared = sorted(set.intersection(*(set(found) for found in samples.values()))) if samples else []
     if not shared:
         return None
-    return ServiceTimes({r: {size: sorted(found[r]) for size, found in samples.items()} for r in shared})
+    rested = from_trials(trials, AFTER_PAUSE) if what == END_TO_END else None
+    if rested is not None and rested.rounds.keys() != set(shared):
+        rested = None
+    times = {r: {size: sorted(found[r]) for size, found in samples.items()} for r in shared}
+    return ServiceTimes(times, rested)

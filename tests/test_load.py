@@ -119,6 +119,23 @@ def test_samples_are_drawn_alike():
     assert fmean(draw(1) for _ in range(30_000)) == pytest.approx(3.0, rel=0.02)
 
 
+def test_calls_after_a_pause_are_drawn_for_an_idle_server_and_by_round(tmp_path):
+    run = run_of(tmp_path, p50_s=(0.008, 0.008))
+    lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["stage"] == "measure":
+            line["samples"]["after_pause_s"] = [0.05 + 0.01 * line["round"]] * 64
+    (run / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    times = load.gather(run, [], None).times["fp32"]
+    assert times.sampler(2, 0)(1) == pytest.approx(0.01)
+    assert times.sampler_after_pause(2, 0)(1) == pytest.approx(0.07)
+    found = load.answer(run, Question(0.1, POISSON, 0.1))["rows"][0]
+    assert found["p50_s"]["value"] == pytest.approx(
+        0.065
+    )  # the median of two rounds; none waits at this rate
+    assert found["after_pause"] is True
+
+
 def run_of(folder, *, sizes=(1,), recipes=("fp32",), p50_s=(0.008, 0.008, 0.008), **facts):
     """Constant end-to-end times of 1.25 times `p50_s`; a batch of n takes half of n alone, but 1 takes one."""
     made = {

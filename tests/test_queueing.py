@@ -28,6 +28,18 @@ def after(values, warm: int = 5000):
     return values[warm:]
 
 
+def test_a_batch_that_finds_the_server_idle_may_take_longer():
+    # M/G/1 whose first service of a busy period is exceptional: Welch 1964, Operations Research 12:736-752
+    rate, service_s, first_s = 30.0, 0.015, 0.025
+    served = simulate(poisson(400_000, rate), lambda size: service_s, ALONE, lambda size: first_s)
+    usual_s = rate * service_s**2 / (2 * (1 - rate * service_s))
+    more_s = rate * (first_s**2 - service_s**2) / (2 * (1 + rate * (first_s - service_s)))
+    assert after(served.wait_s).mean() == pytest.approx(usual_s + more_s, rel=0.02)
+    # the share of requests that find it idle
+    idle = (1 - rate * service_s) / (1 + rate * (first_s - service_s))
+    assert np.mean(after(served.wait_s) < 1e-12) == pytest.approx(idle, rel=0.02)
+
+
 def test_regular_requests_that_fit_never_wait():
     served = simulate([0.01 * i for i in range(1000)], lambda size: 0.005, ALONE)
     assert np.allclose(served.wait_s, 0, atol=1e-9)

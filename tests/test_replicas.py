@@ -235,9 +235,9 @@ def test_the_beginning_of_a_trace_leads_and_all_of_it_decides():
 def test_a_step_of_the_search_simulates_few_requests_of_a_long_trace(monkeypatch):
     seen = []
 
-    def count(arrivals_s, service_s, policy):
+    def count(arrivals_s, *rest):
         seen.append(len(arrivals_s))
-        return simulate(arrivals_s, service_s, policy)
+        return simulate(arrivals_s, *rest)
 
     monkeypatch.setattr(capacity, "simulate", count)
     trace = Pattern("trace", np.arange(60_000.0))

@@ -239,10 +239,13 @@ def _method(found: Mapping[str, Any]) -> list[str]:
         "load is the rate over what full batches take, busy the share of time a replica works, wait the mean until a"
         " batch starts; requests spread over replicas at random",
     ]
-    lines.append(
-        "the run's calls follow each other without a pause; a processor that idled between requests is slower, most"
-        " of all at low load on a shared machine: --real shows by how much"
-    )
+    if all(row["after_pause"] for row in found["rows"]):
+        lines.append("a batch that finds the replica idle takes the run's times of calls after a pause")
+    else:
+        lines.append(
+            "the run's calls follow each other without a pause; a processor that idled between requests is slower,"
+            " most of all at low load on a shared machine: sweep again to measure it"
+        )
     if any(row["p99_reason"] for row in found["rows"]):
         lines.append("? a p99 that rests on fewer stored times than a p99 of theirs needs (662)")
     return lines
