@@ -204,7 +204,7 @@ def outside(folder: Path) -> Path:
         "    with torch.no_grad():\n"
         "        for name, weight in model.named_parameters():\n"
         "            if 'query.weight' in name or 'value.weight' in name:\n"
-        "                weight += 0.6 * weight.std() * torch.randn_like(weight)\n"
+        "                weight += 0.75 * weight.std() * torch.randn_like(weight)\n"
         "    model.save_pretrained(job.out)\n"
         "    return model\n"
     )

@@ -318,6 +318,10 @@ def test_lines_of_another_device_are_drawn_when_chosen(visit, big):
     chart = opened.page.locator("#curve-chart > svg")
     assert chart.get_attribute("aria-label").endswith("cpu: 38 recipes")
     assert chart.locator("a").count() == 38 * 5
+    # a line of the grid without its number cannot be read
+    words = chart.locator("[aria-label$='tick label'] text").all_text_contents()
+    assert len(words) > 8
+    assert all(words)
     # whatever lies on top, the arrow keys go along a line and then to the next one
     taken = next(g["recommended"] for g in told["frontier"] if (g["device"], g["batch_size"]) == ("cpu", 1))
     names = list(dict.fromkeys(row["recipe"] for row in told["rows"]))

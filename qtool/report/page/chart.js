@@ -38,8 +38,9 @@ function ticks({ type, domain: [low, high] }, most) {
 function plotted(width, xAxis, yAxis, layers, marks, title) {
   const height = Math.round(Math.min(470, Math.max(320, width * 0.42)));
   const told = (value) => Number(value.toPrecision(6)).toLocaleString("en-US", { maximumFractionDigits: 6 });
-  const xTicks = { ticks: ticks(xAxis, width < 560 ? 5 : 10), tickFormat: told };
-  const yTicks = { ticks: ticks(yAxis, 7), tickFormat: told };
+  // a logarithmic axis drops words of a format by a count of its own; those of a channel stay
+  const worded = (found) => (Array.isArray(found) ? { ticks: found, text: told } : { ticks: found, tickFormat: told });
+  const xTicks = worded(ticks(xAxis, width < 560 ? 5 : 10)), yTicks = worded(ticks(yAxis, 7));
   const grid = { stroke: "var(--line)", strokeOpacity: 0.7 };
   const plot = Plot.plot({
     width, height, ...MARGINS,
