@@ -45,7 +45,9 @@ def carry_out(options: argparse.Namespace) -> int:
     if format in ("html", "svg", "png", "parquet"):
         print(_write(options.run, format))
     elif format == "csv":
-        sys.stdout.write(_csv(options.run))
+        from qtool.report import tidy
+
+        sys.stdout.write(tidy.to_csv(tidy.of(options.run)))
     elif format == "card":
         from qtool.report import card
 
@@ -77,28 +79,17 @@ def _write(run_dir: Path, format: str) -> Path:
         from qtool.report import page
 
         return page.write(run_dir)
-    from qtool.summary import summarise
-
-    summary = summarise(run_dir)
     if format == "parquet":
-        from qtool import store
         from qtool.report import tidy
 
         path = run_dir / "table.parquet"
-        tidy.write_parquet(tidy.rows(summary, store.read_run(run_dir), run_dir.resolve().name), path)
+        tidy.write_parquet(tidy.of(run_dir), path)
         return path
     from qtool.report import plots
-
-    plots.draw(summary, run_dir)
-    return run_dir / f"frontier.{format}"
-
-
-def _csv(run_dir: Path) -> str:
-    from qtool import store
-    from qtool.report import tidy
     from qtool.summary import summarise
 
-    return tidy.to_csv(tidy.rows(summarise(run_dir), store.read_run(run_dir), run_dir.resolve().name))
+    plots.draw(summarise(run_dir), run_dir)
+    return run_dir / f"frontier.{format}"
 
 
 def _port(text: str) -> int:

@@ -80,15 +80,8 @@ def open_loop(spec: dict[str, Any]) -> dict[str, Any]:
     for size in spec["measured_sizes"]:
         batches = measure.timed_batches(rows, meta, size)
         timing.warm_up(loaded.predict, batches, max_time_s=measure.WARM_UP_MAX_S)
-        times = timing.time_end_to_end(
-            measure.timed_texts(data, size, len(batches)),
-            alone if size == 1 else padded,
-            loaded.predict,
-            lambda logits: logits.argmax(axis=1),
-            min_time_s=measure.MIN_TIME_S / 2,
-            min_calls=measure.E2E_CALLS,
-            max_time_s=measure.MAX_TIME_S,
-        )
+        asked = measure.timed_texts(data, size, len(batches))
+        times = measure.back_to_back(asked, alone if size == 1 else padded, loaded)
         own[str(size)] = times["end_to_end_s"]
     for size in range(1, policy.max_batch + 1):
         _warm(serve, len(texts), size)

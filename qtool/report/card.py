@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from qtool import checkpoint, evidence, export, plugins, tasks
 from qtool import summary as summaries
 from qtool.aliases import ALIASES
-from qtool.artifacts import is_whole
-from qtool.core import METRICS, QtoolError, Recipe, cache_dir, did_you_mean
+from qtool.artifacts import built, is_whole
+from qtool.core import METRICS, QtoolError, Recipe, did_you_mean
 from qtool.evidence import Evidence
 from qtool.report.markdown import escape
 from qtool.report.text import printable
@@ -304,10 +304,8 @@ def _script(found: Evidence, recipe: Recipe, row: Row) -> str | None:
         return None
     info = run.get("model_info") or {}
     if info.get("embeds"):
-        trial = found.trial(row["recipe"], (row["device"], row["batch_size"]))
-        artifact = trial.build.values.get("artifact") if trial and trial.build else None
-        place = cache_dir() / "artifacts" / Path(str(artifact)).name
-        if not is_whole(place):
+        place = built(found.lines.values(), recipe.name)
+        if place is None or not is_whole(place):
             return None
         sentence = checkpoint.read_sentence(place / "model")
     return export.load_script(recipe, row["device"], max_tokens, sentence, info.get("token_types", True))

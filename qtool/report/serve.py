@@ -109,16 +109,9 @@ class Server(ThreadingHTTPServer):
 
     @cached_property
     def templates(self) -> Any:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from qtool.report import page
 
-        environment = Environment(
-            loader=FileSystemLoader(HERE / "serve"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            finalize=lambda value: one_line(value) if type(value) is str else value,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        environment = page.templates(HERE / "serve")
         # a folder's name may hold bytes that are no UTF-8
         environment.filters["address"] = lambda name: quote(os.fsencode(name), safe="")
         return environment

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from qtool import evidence
+from qtool import summary as summaries
 from qtool.core import METRICS, QtoolError, content_hash
 from qtool.report.text import printable
 
@@ -56,6 +58,12 @@ def run_hash(run: Mapping[str, Any]) -> str:
     trials = [entry["trial_id"] for entry in run["plan"]]
     # a lone surrogate, which JSON may hold, has no bytes to hash
     return content_hash([printable(str(fact)) for fact in [*facts.values(), *trials]])[:16]
+
+
+def of(run_dir: Path) -> list[dict[str, Any]]:
+    """`rows` of the run in a folder. Raises QtoolError as `evidence.load` does."""
+    found = evidence.load(run_dir)
+    return rows(summaries.of(found), found.run, run_dir.resolve().name)
 
 
 def rows(summary: Mapping[str, Any], run: Mapping[str, Any], name: str) -> list[dict[str, Any]]:

@@ -38,27 +38,35 @@ def write(run_dir: Path) -> Path:
 
 def render(evidence: Evidence, summary: Mapping[str, Any]) -> str:
     """The page of a run as HTML; `summary` is what `summary.of(evidence)` gives."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     from qtool.report.page import context, data
 
-    environment = Environment(
-        loader=FileSystemLoader(HERE),
+    drawn, notes = data.data(evidence, summary)
+    library, script = _source(LIBRARY), "\n".join(map(_source, SCRIPTS))
+    return (
+        templates(HERE)
+        .get_template("template.html")
+        .render(
+            context.context(evidence, summary, notes),
+            policy=_policy(library, script),
+            style=_source("page.css"),
+            library=library,
+            script=script,
+            data=to_json(drawn),
+        )
+    )
+
+
+def templates(folder: Path) -> Any:
+    """The jinja2 Environment of HTML templates in `folder`: whatever they are given is escaped and printable."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_printable,
         trim_blocks=True,
         lstrip_blocks=True,
-    )
-    drawn, notes = data.data(evidence, summary)
-    library, script = _source(LIBRARY), "\n".join(map(_source, SCRIPTS))
-    return environment.get_template("template.html").render(
-        context.context(evidence, summary, notes),
-        policy=_policy(library, script),
-        style=_source("page.css"),
-        library=library,
-        script=script,
-        data=to_json(drawn),
     )
 
 
