@@ -35,6 +35,11 @@ class Evidence:
         return self.run.get("baseline", BASELINE)
 
     @property
+    def host(self) -> str | None:
+        """The fingerprint hash of the machine that measured it; None in a run that does not say."""
+        return (self.run.get("host") or {}).get("hash")
+
+    @property
     def groups(self) -> list[tuple[str, int]]:
         """Device and batch size of every trial, each once, in the order of the plan."""
         return list(dict.fromkeys(trial.group for trial in self.trials))
@@ -118,7 +123,7 @@ def delta_of(scores: PairedScores | None, baseline: str) -> Callable[[str, str],
         if a not in scores.predictions or b not in scores.predictions:
             return None
         first, second = sorted((a, b), key=lambda name: (name == baseline, name))
-        found = scores.delta(first, second)
+        found = scores.delta(first, second) if first == baseline else scores.near(first, second)
         return found if a == first else _negative(found)
 
     return delta

@@ -84,6 +84,7 @@ def _group(evidence: Evidence, group: tuple[str, int]) -> tuple[list[Row], dict[
     qualified = [each for each in candidates if each.name in shown]
     choice = frontier.choose(qualified, pairs, members, objectives, against) if qualified else None
     return rows, {
+        "host": evidence.host,
         "device": device,
         "batch_size": batch_size,
         "recipes": members,
@@ -117,6 +118,7 @@ def make_rows(evidence: Evidence, group: tuple[str, int]) -> list[Row]:
         rows.append(
             {
                 "recipe": trial.recipe,
+                "host": evidence.host,
                 "device": device,
                 "batch_size": batch_size,
                 "status": trial.status,
