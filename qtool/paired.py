@@ -68,6 +68,7 @@ class PairedScores:
         self._kept = paths[0].parent / "draws" if self.classes is None and paths else None
         self._keep = keep and self._kept is not None and _can_write(self._kept)
         self._bootstrap = cache(self._resample)
+        self._beside = cache(self._with_baseline)
         self.change = cache(self._change)
         self.not_worse = cache(self._not_worse)
         self.single = cache(self._single)
@@ -82,6 +83,11 @@ class PairedScores:
         """Of a classifier by itself or of a pair: they have few cells, all the recipes together have thousands."""
         every = np.stack([self.predictions[recipe] for recipe in recipes])
         return Bootstrap(metric, self.labels, every, self.classes, resamples)
+
+    def _with_baseline(self, metric: str, recipe: str) -> Bootstrap:
+        """A classifier beside the baseline: its own score and the change are then of the same resamples."""
+        baseline = self.baseline if self.baseline in self.predictions else recipe
+        return self._some(metric, baseline, recipe)
 
     def drawn(self, recipes: Sequence[str], resamples: int, seed: int) -> list[np.ndarray[Any, Any]]:
         """Scores of each recipe on the same resamples of the examples; a regression's are the first of its own."""
@@ -99,7 +105,7 @@ class PairedScores:
         if self.too_few():
             return Interval(bootstrap.score(metric, self.labels, own))
         if self.classes is not None:
-            return self._some(metric, recipe).single(0).interval()
+            return self._beside(metric, recipe).single(1).interval()
         return self._bootstrap(metric).single(self._order.index(recipe)).interval()
 
     def _change(self, recipe: str, reference: str) -> Estimate | None:
@@ -116,7 +122,10 @@ class PairedScores:
         if self.too_few():
             return None
         if self.classes is not None:
-            change = self._some(self.metric, reference, recipe).change(1, 0)
+            if reference == self.baseline:
+                change = self._beside(self.metric, recipe).change(1, 0)
+            else:
+                change = self._some(self.metric, reference, recipe).change(1, 0)
         else:
             order = self._order
             change = self._bootstrap(self.metric).change(order.index(recipe), order.index(reference))
