@@ -140,6 +140,17 @@ class _Planned(BaseModel):
     fingerprint: str | None = None
 
 
+class _Host(BaseModel):
+    hash: str | None = None
+    cpu_flags: list[str] | None = None
+    gpus: list[dict[str, Any]] | None = None
+
+
+class _Data(BaseModel):
+    rows: int | None = None
+    data_hash: str | None = None
+
+
 class _Run(BaseModel):
     """What readers of a run rely on; everything else is theirs to look for."""
 
@@ -151,9 +162,9 @@ class _Run(BaseModel):
     plan: list[_Planned]
     baseline: str = ""
     notes: list[str] | None = None
-    host: dict[str, Any] | None = None
+    host: _Host | None = None
     versions: dict[str, Any] | None = None
     args: dict[str, Any] | None = None
-    data: dict[str, Any] | None = None
+    data: _Data | None = None
     model_info: dict[str, Any] | None = None
     recipes: dict[str, dict[str, Any]] | None = None
