@@ -330,10 +330,11 @@ def test_the_interval_of_a_classifiers_paired_change_covers_the_truth_95_times_i
         drawn = Bootstrap(metric, labels, np.stack([base, other]), 2, RESAMPLES, seed)
         found.append((drawn.change(1, 0).interval(), scores[1] - scores[0]))
         near.append((drawn.near(1, 0), scores[1] - scores[0]))
-    for each in (found, near):
+    # a symmetric interval of a skewed change misses more on one side: no claim is made with it
+    for each, one_side in ((found, 0.04), (near, 0.05)):
         below, above = _misses(each)
-        assert 0.93 <= 1 - below - above <= 0.975
-        assert max(below, above) <= 0.04
+        assert 0.93 <= 1 - below - above <= 0.97
+        assert max(below, above) <= one_side
 
 
 @pytest.mark.slow
