@@ -14,29 +14,26 @@ each path runs, no comparison of recipes: that is `qtool sweep demo --device cud
 from __future__ import annotations
 
 import argparse
-import gc
-import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import common
+from gpu_children import CHILD_TIMEOUT_S, finish, start
 
-from qtool import demo, host, isolate, plugins, recipes
-from qtool.core import BASELINE, QtoolError, Recipe, Unavailable
+from qtool import host, recipes
+from qtool.core import BASELINE, Recipe
 
 FIGURES = {"peak_vram_bytes": 1.0, "gpu_utilization_ratio": 0.0, "power_w": 1.0, "energy_j": 0.0}
 """Metrics that need a GPU, and the least value that a real forward pass on one can have."""
 LIMIT_ROWS = 64
-CHILD_TIMEOUT_S = 150
 BUDGET_S = 360.0
 SECONDS = {
     "probe": 8.0,
@@ -55,10 +52,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--out", metavar="DIR", type=Path, help="keep gpu_check.md and gpu_check.json here")
-    parser.add_argument("--child", choices=("prepare", "measure"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        child(options.child)
     gpus = host.gpus()
     if not host.cuda_available():
         print("no CUDA GPU is visible\nnot run on a GPU")
@@ -70,8 +64,8 @@ def main() -> None:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         rows, others = check(chosen, Path(folder), cores)
+        compare(rows)
     seconds = time.monotonic() - started
-    compare(rows)
     found = problems(rows, [recipe.name for recipe in chosen]) + [why for why in others.values() if why]
     if seconds > BUDGET_S:
         found.append(f"it took {seconds:.0f} s, more than {BUDGET_S:.0f}")
@@ -112,7 +106,7 @@ def check(
     chosen: list[Recipe], scratch: Path, cores: int
 ) -> tuple[list[dict[str, Any]], dict[str, str | None]]:
     """A row for each recipe, and what is wrong with each path that is no recipe (None: nothing)."""
-    model = pick_model(scratch)
+    model = common.pick_model(scratch)
     threads = min(4, cores)
     asked = argparse.Namespace(model=model, data=None, limit=LIMIT_ROWS, threads=threads)
     bench = common.prepare_model(asked, scratch, score=True)
@@ -176,88 +170,6 @@ def problems(rows: list[dict[str, Any]], names: list[str]) -> list[str]:
                 elif metric["value"] <= least:
                     found.append(f"{name}: {figure} is {metric['value']}, expected more than {least:g}")
     return found
-
-
-def start(mode: str, spec: dict[str, Any]) -> subprocess.Popen[str]:
-    """A child that imports what `spec`'s recipe needs and then waits for `go`."""
-    recipe = spec["recipe"]
-    method, runtime = plugins.load("methods", recipe["method"]), plugins.load("runtimes", recipe["runtime"])
-    root = Path(__file__).resolve().parents[1]
-    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
-    env = {**os.environ, **isolate.QUIET_ENV, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    env |= dict.fromkeys(isolate.THREAD_VARIABLES, str(spec["threads"])) | {"PYTHONPATH": path}
-    with Path(f"{spec['artifact']}.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), "--child", mode],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=env,
-            text=True,
-        )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps([*method.PACKAGES, *runtime.PACKAGES]) + "\n")
-    process.stdin.flush()
-    return process
-
-
-def finish(process: subprocess.Popen[str], spec: dict[str, Any]) -> dict[str, Any]:
-    """Let a started child work on `spec`; its answer, with a status of a trial."""
-    try:
-        output, _ = process.communicate(json.dumps(spec) + "\n", timeout=CHILD_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return {"status": "timeout", "error": f"no answer within {CHILD_TIMEOUT_S} s"}
-    try:
-        return json.loads(output.splitlines()[-1])
-    except (IndexError, ValueError):
-        return {"status": "failed", "error": f"ended with exit code {process.returncode} and no answer"}
-
-
-def child(mode: str) -> None:
-    """Import, wait, work, answer on the last line of standard output. Does not return."""
-    for package in json.loads(sys.stdin.readline()):
-        importlib.import_module(package)
-
-    from qtool import worker
-
-    spec = json.loads(sys.stdin.readline())
-    answer: dict[str, Any]
-    try:
-        answer = {"status": "ok", "values": {"prepare": prepare, "measure": measured}[mode](spec)}
-    except Unavailable as error:
-        answer = {"status": "skipped", "error": str(error)}
-    # whatever a library raises is this recipe's row
-    except Exception as error:  # noqa: BLE001
-        traceback.print_exc()
-        message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        answer = {"status": "oom" if worker._is_oom(error) else "failed", "error": message}
-    print(f"\n{json.dumps(answer, allow_nan=False)}", flush=True)
-    os._exit(0)  # interpreter shutdown of engine libraries can hang
-
-
-def prepare(spec: dict[str, Any]) -> dict[str, Any]:
-    """Build the artifact, then reload, audit and score it, in one process: what a sweep does in two."""
-    from qtool import worker
-
-    built = worker.build(spec)
-    gc.collect()
-    scored = worker.score(spec)
-    return {"build_s": built["build_s"], "check_max_abs_diff": scored["check_max_abs_diff"]} | {
-        "predictions": spec["predictions"],
-        "audit": scored["audit"],
-    }
-
-
-def measured(spec: dict[str, Any]) -> dict[str, Any]:
-    """A measuring child's values and its p50, from fewer calls than a sweep's."""
-    from qtool import gpu, measure, stats
-
-    measure.MIN_TIME_S, measure.CALLS, measure.E2E_CALLS, measure.WARM_UP_MAX_S = 0.5, 32, 8, 3.0
-    gpu.PASS_S = 2.0
-    found = measure.measure(spec)
-    return found["values"] | {"latency_p50_s": stats.percentile(found["samples"]["latency_s"], 0.5)}
 
 
 def row(name: str, answer: dict[str, Any], prepared: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -396,48 +308,6 @@ def cells(row: dict[str, Any]) -> list[str]:
         shown.append("-" if value is None else f"{value * scale:.4g}")
     flags = [*row["throttled_by"], *(["shared GPU"] if row["gpu_shared"] else [])]
     return [row["recipe"], *shown, ", ".join(flags)]
-
-
-def pick_model(scratch: Path) -> str:
-    """The demo where its base package and its own files are installed, else a small random model."""
-    try:
-        demo.find_base()
-    except (Unavailable, QtoolError) as error:
-        print(f"a random model stands in for the demo: {error}")
-    else:
-        if demo.DELTA.is_file():
-            return "demo"
-        print(f"a random model stands in for the demo: no {demo.DELTA.name}")
-    write_random(scratch / "random")
-    return str(scratch / "random")
-
-
-def write_random(folder: Path) -> None:
-    """A BERT of MiniLM's shape with random weights over the words of the demo's texts."""
-    import torch
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    words = sorted(set(demo.EVAL_TABLE.read_text("utf-8").lower().split()))
-    vocabulary = {word: index for index, word in enumerate([*special, *words])}
-    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    raw.normalizer, raw.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
-    raw.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    tokens = {f"{name.lower()}_token": f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, model_max_length=512, **tokens)
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=384,
-        num_hidden_layers=6,
-        num_attention_heads=12,
-        intermediate_size=1536,
-        id2label={0: "negative", 1: "positive"},
-        label2id={"negative": 0, "positive": 1},
-    )
-    BertForSequenceClassification(config).eval().save_pretrained(folder)
 
 
 if __name__ == "__main__":
