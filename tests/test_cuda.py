@@ -189,7 +189,7 @@ def test_recorded_graphs_are_counted_with_those_behind_others():
     assert _graphs.count(None) == {"cuda_graphs": "none recorded"}
     assert _graphs.count(types.SimpleNamespace(roots={})) == {"cuda_graphs": "none recorded"}
     manager = types.SimpleNamespace(roots={7: [node(), node(node(node()))], 8: [node()]})
-    assert _graphs.count(manager) == {"cuda_graphs": "recorded", "cuda_graph_shapes": "5"}
+    assert _graphs.count(manager) == {"cuda_graphs": "recorded", "cuda_graphs_recorded": "5"}
 
 
 def test_the_names_of_pytorch_that_cuda_graphs_need_are_there():
@@ -235,6 +235,30 @@ def test_rows_of_zeros_leave_an_int8_layer_exactly_as_it_was(shape, monkeypatch)
         monkeypatch.setattr(torch.nn.functional, "linear", seen)
         assert torch.equal(model(x), expected)
     assert rows == [x[..., 0].numel() + 16] * 2
+
+
+@pytest.mark.slow
+def test_rows_of_zeros_stay_one_compiled_graph_for_texts_of_every_length():
+    need("torch", "torchao")
+    import torch
+    from torch._dynamo.utils import counters
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    from qtool.methods import torchao
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).bfloat16()
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    inputs = [torch.randn(2, tokens, 64, dtype=torch.bfloat16) for tokens in (5, 7, 30)]
+    before = counters["stats"]["unique_graphs"]
+    with torch.inference_mode():
+        expected = [model(x).float() for x in inputs]
+        torchao.suit(model, "cuda")
+        compiled = torch.compile(model, fullgraph=True, dynamic=True)
+        for x, wanted in zip(inputs, expected, strict=True):
+            # fused kernels round elsewhere: bfloat16 has 8 bits, and sums of 64 products reach about 2
+            assert torch.allclose(compiled(x).float(), wanted, atol=0.05)
+    assert counters["stats"]["unique_graphs"] - before == 1
 
 
 def test_weights_alone_in_int8_need_no_more_rows():

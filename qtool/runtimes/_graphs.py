@@ -46,7 +46,7 @@ class Recorded:
 
 
 def found() -> dict[str, str]:
-    """Facts for an audit: `cuda_graphs` is 'recorded', or why it is not, and how many shapes have one."""
+    """Facts for an audit: `cuda_graphs` is 'recorded', or why it is not, and how many there are."""
     import torch
     from torch._dynamo.utils import counters
     from torch._inductor import cudagraph_trees
@@ -67,7 +67,7 @@ def count(manager: Any) -> dict[str, str]:
         nodes += [child for children in node.children.values() for child in children]
     if not recorded:
         return {"cuda_graphs": "none recorded"}
-    return {"cuda_graphs": "recorded", "cuda_graph_shapes": str(recorded)}
+    return {"cuda_graphs": "recorded", "cuda_graphs_recorded": str(recorded)}
 
 
 def gpu() -> dict[str, str]:
