@@ -29,12 +29,10 @@ def no_gpu(root: Path = ROOT) -> Reason | None:
         )
     driver = (root / "proc/driver/nvidia/version").exists()
     if host.installed("pynvml") is None:
-        found = (
-            "an NVIDIA driver is loaded but NVML's bindings are missing"
-            if driver
-            else "none can be looked for"
-        )
-        return f"needs a CUDA GPU and {found}", "pip install 'qtool[cuda]', or --device cpu"
+        found = "NVML's bindings are missing"
+        found = f"a driver is loaded, but {found}" if driver else found
+        reason = f"needs a CUDA GPU and none is visible ({found})"
+        return reason, "pip install 'qtool[cuda]', or --device cpu"
     if driver:
         return (
             "needs a CUDA GPU and none is visible (the loaded NVIDIA driver shows none)",
