@@ -368,7 +368,7 @@ def test_a_gpu_that_runs_out_of_memory_ends_one_trial_with_a_next_step_and_the_s
         return run_here(stage, spec, **how)
 
     monkeypatch.setattr(isolate, "run", full)
-    code, run = quick("--recipe", "bf16")
+    code, run = quick("--recipe", "bf16", "--batch-size", "1", "--batch-size", "4")
     assert code == 3
     row = row_of(run, "bf16", 4)
     assert (row["status"], row["cause"]) == ("oom", "OutOfMemoryError: CUDA out of memory.")
