@@ -197,8 +197,11 @@ METRICS = {
         Metric("load_peak_rss_bytes", "B", "lower", 0, "load peak RSS"),
         Metric("steady_rss_bytes", "B", "lower", 0, "steady RSS"),
         Metric("peak_vram_bytes", "B", "lower", 0, "peak VRAM"),
+        Metric("vram_allocated_bytes", "B", "lower", 0, "VRAM allocated"),
+        Metric("vram_device_bytes", "B", "lower", 0, "VRAM of the process"),
         Metric("gpu_utilization_ratio", "", "higher", 2, "GPU use"),
         Metric("energy_j", "J", "lower", 3, "energy"),
+        Metric("power_w", "W", "lower", 1, "power"),
         Metric("load_s", "s", "lower", 3, "load"),
         Metric("first_call_s", "s", "lower", 3, "first call"),
         Metric("end_to_end_p50_s", "s", "lower", 4, "end-to-end p50"),
@@ -268,6 +271,8 @@ class BuildJob:
     recipe: Recipe
     calibration: list[Batch]
     threads: int
+    device: str = "cpu"
+    """Where weights are made; "cuda" for what no CPU computes."""
 
 
 def unmet(expect: Expect, audit: Audit) -> list[str]:

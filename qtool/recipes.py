@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from qtool import host, plugins, strict_yaml
+from qtool import cuda, host, plugins, strict_yaml
 from qtool.core import BASELINE, QtoolError, Recipe, did_you_mean
 
 MAX_BYTES = 64 * 1024
@@ -192,12 +192,14 @@ def why_not(
     if device == "cpu" and flags and not host.cpu_flags() & set(flags):
         return Why(f"needs a CPU with {' or '.join(flags)}", "use another machine")
     if device == "cuda":
-        gpus = host.gpus()
-        if not gpus:
-            return Why("needs a CUDA GPU and none is visible", "use another machine or --device cpu")
-        least = recipe.requires.capability
-        if least and gpus[0]["capability"] < least:
-            return Why(f"needs CUDA capability {least}, found {gpus[0]['capability']}", "use a newer GPU")
+        if reason := cuda.no_gpu():
+            return Why(*reason)
+        least, found = recipe.requires.capability, host.gpus()[0]
+        if least and found["capability"] < least:
+            told = f"needs CUDA capability {least}, found {found['capability']} ({found['name']})"
+            return Why(told, "use a newer GPU")
+        if reason := cuda.not_built(packages):
+            return Why(*reason)
     if recipe.calibration is not None and not has_calibration:
         return Why(
             "needs calibration rows and the task has no training split here", "give --calibration PATH"

@@ -130,6 +130,8 @@ def make_rows(evidence: Evidence, group: tuple[str, int]) -> list[Row]:
                 "not_worse": _claim(trial.recipe, claims) if good else None,
                 "round_spread": _spread(trial, evidence.run) if good else None,
                 "contended": trial.contended,
+                "throttled_by": trial.throttled_by,
+                "gpu_shared": trial.gpu_shared,
                 "audit": (trial.score.values.get("audit") if trial.score else None) or {},
             }
         )

@@ -31,7 +31,7 @@ def number(name: str, value: float | None) -> str:
         return f"{100 * value:.2f}"
     if name == "speedup" and not 0.01 <= value <= 1000:
         return "<0.01" if value < 0.01 else ">1000"  # bounds of two noisy rounds run to millions
-    if name in ("speedup", "throughput_per_s", "energy_j"):
+    if name in ("speedup", "throughput_per_s", "energy_j", "power_w"):
         return significant(value)
     return f"{value:.4f}"
 

@@ -75,6 +75,8 @@ def test_the_child_side_does_not_import_the_parent_side():
             "models",
             "timing",
             "memory",
+            "gpu",
+            "rapl",
             "core",
             "store",
             "stats",

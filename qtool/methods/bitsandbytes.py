@@ -63,7 +63,7 @@ def build(job: BuildJob) -> Any:
             "bnb_4bit_compute_dtype": dtype,
         }
     config = BitsAndBytesConfig(**kind, llm_int8_skip_modules=heads(job.model_dir))
-    model = checkpoint.load(job.model_dir, dtype=dtype, quantization_config=config, device_map="cpu")
+    model = checkpoint.load(job.model_dir, dtype=dtype, quantization_config=config, device_map=job.device)
     model.save_pretrained(job.out)
     return model
 

@@ -198,7 +198,10 @@ def _measured(found: Evidence, summary: Mapping[str, Any], row: Row) -> list[str
         flips = row["flips"]
         notes.append(f"{flips['gained']} answers were gained and {flips['lost']} lost against {against}")
     if row["contended"]:
-        notes.append("other work used the processor while it was measured: the times are not to be trusted")
+        used = "GPU" if row.get("gpu_shared") else "processor"
+        notes.append(f"other work used the {used} while it was measured: the times are not to be trusted")
+    if names := row.get("throttled_by"):
+        notes.append(f"the GPU slowed its clocks while it was measured: {', '.join(names)}")
     spread = row["round_spread"] or {}
     if spread.get("unstable"):
         notes.append(f"the p50 differs by {100 * spread['ratio']:.0f} % from process to process")

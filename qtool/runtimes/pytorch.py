@@ -25,7 +25,7 @@ from qtool.core import (
     Unavailable,
     cache_dir,
 )
-from qtool.runtimes import _layers
+from qtool.runtimes import _graphs, _layers
 
 PACKAGES = ("torch", "transformers", "accelerate")
 
@@ -38,7 +38,10 @@ class Options(BaseModel):
 
 
 class Compile(BaseModel):
-    """Options of `torch.compile`; `dynamic` shapes keep one graph for texts of every length."""
+    """Options of `torch.compile`; `dynamic` shapes keep one graph for texts of every length.
+
+    With CUDA graphs (see `_graphs.MODES`) each shape that comes is also recorded once, and then played back.
+    """
 
     model_config = ConfigDict(extra="forbid")
     dynamic: bool = True
@@ -57,6 +60,11 @@ def check(recipe: Recipe) -> None:
             f"recipe '{recipe.name}': autocast {autocast} needs weights of dtype float32, found {recipe.dtype}:"
             " they are in half precision already. Leave autocast out, or set dtype: float32."
         )
+    if recipe.compile.get("mode") == "reduce-overhead" and recipe.devices != ["cuda"]:
+        raise QtoolError(
+            f"recipe '{recipe.name}': mode reduce-overhead records CUDA graphs, which a CPU does not have;"
+            f" found devices: [{', '.join(recipe.devices)}]. Set devices: [cuda], or another mode."
+        )
 
 
 def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
@@ -70,14 +78,23 @@ def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
 def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
     """The module as a function of host arrays. The device is synchronised by the copy of the logits.
 
-    Raises Unavailable where the recipe compiles and there is no C++ compiler.
+    Raises Unavailable where the recipe compiles and there is no C++ compiler, or PyTorch has no such device.
     """
     import numpy as np
     import torch
 
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Unavailable(
+            f"PyTorch {torch.__version__} sees no CUDA GPU: install a build for this driver's CUDA"
+        )
     torch.set_num_threads(threads)
+    if suit := getattr(plugins.load("methods", recipe.method), "suit", None):
+        suit(model, device)
     options = Options(**recipe.runtime_options)
     run = _compiled(model, Compile(**recipe.compile)) if recipe.compile else model
+    recorded = device == "cuda" and recipe.compile.get("mode") in _graphs.MODES
+    if recorded:
+        run = _graphs.Recorded(run)
     counters = torch._dynamo.utils.counters if recipe.compile else {"stats": Counter(), "inductor": Counter()}
     graphs_before = counters["stats"]["unique_graphs"]
     autocast = getattr(torch, options.autocast) if options.autocast else None
@@ -130,6 +147,10 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
         if recipe.compile:
             found.compiled_graphs = counters["stats"]["unique_graphs"] - graphs_before
             found.engine["compiled_from_cache"] = str(counters["inductor"]["fxgraph_cache_hit"])
+        if device == "cuda":
+            found.engine |= _graphs.gpu()
+        if recorded:
+            found.engine |= _graphs.found()
         if alone:
             found.engine["batches"] = "one text at a time: the model has no padding token"
         found.autocast = seen.most_common(1)[0][0] if seen else None
