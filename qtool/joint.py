@@ -62,7 +62,7 @@ def join(
     later = _later(sides)
     entries: list[dict[str, Any]] = []
     times = served.gather(
-        {side.label: [trial for _, trial in side.rows] for side in sides}, whole=sla_s is not None
+        {side.label: [trial for _, trial in side.rows] for side in sides}, simulate=sla_s is not None
     )
     for side in sides:
         for own in _by_recipe(side.rows).values():

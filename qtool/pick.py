@@ -14,6 +14,7 @@ from typing import Any
 from qtool import cost, evidence, frontier, objectives, summary
 from qtool.claims import Estimate, Rounds, holm
 from qtool.core import METRICS, QtoolError
+from qtool.cost import COST
 from qtool.evidence import Evidence
 from qtool.frontier import MARGIN, SCORE, Candidate
 from qtool.goals import Drop
@@ -24,10 +25,8 @@ from qtool.units import peak_name
 ALPHA = summary.ALPHA
 UNDEFINED = "the score is not defined for it or for the baseline, or there are too few examples"
 PEAK = "peak"
-WEIGHED = (cost.COST, "latency_p50_s", PEAK, "disk_bytes", SCORE)
-PREFERENCES = {"latency": "latency_p50_s", "memory": PEAK, "disk": "disk_bytes", "score": SCORE} | {
-    "cost": cost.COST
-}
+WEIGHED = (COST, "latency_p50_s", PEAK, "disk_bytes", SCORE)
+PREFERENCES = {"latency": "latency_p50_s", "memory": PEAK, "disk": "disk_bytes", "score": SCORE, COST: COST}
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ class Times:
         return self.found.get(key)
 
 
-def gather(trials: Mapping[str, Sequence[Trial]], whole: bool) -> Times:
-    """Of each side's ok trials that were measured at batch size 1; none unless `whole`, for then nothing is simulated.
+def gather(trials: Mapping[str, Sequence[Trial]], simulate: bool) -> Times:
+    """Of each side's ok trials that were measured at batch size 1; none where nothing is to be simulated (no SLA).
 
     One kind of sample serves all: a recipe or a host must not look faster because its tokenising is left out.
     """
-    if not whole:
+    if not simulate:
         return Times(MODEL_ONLY, {})
     ok: dict[tuple[str, str, str], dict[int, Trial]] = {}
     for label, own in trials.items():
