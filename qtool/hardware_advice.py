@@ -12,7 +12,7 @@ from typing import Any
 
 from qtool.break_even import Machine, break_even, machines
 from qtool.prices import Price, PriceList
-from qtool.units import significant
+from qtool.units import rounded
 
 NEAR = 1.1
 """Rates within 10 % of the largest are not told apart: the search and the rounds err by a few percent each."""
@@ -122,12 +122,12 @@ def _nothing(found: Mapping[str, Any]) -> str:
 
 
 def _rate(value: float) -> str:
-    return f"{significant(value)}/s"
+    return f"{rounded(value)}/s"
 
 
 def _each(candidate: Candidate, prices: PriceList) -> str:
     """What a million costs on it."""
-    return f"{significant(candidate.per_million)} {prices.currency} per million"
+    return f"{rounded(candidate.per_million)} {prices.currency} per million"
 
 
 def _alone(only: Candidate, prices: PriceList) -> str:
@@ -181,7 +181,7 @@ def _takes(found: Mapping[str, Any], prices: PriceList, only: Candidate) -> str:
     within = " within the SLA" if found["sla_s"] is not None else ""
     if not rest:
         return (
-            f"No row of a {other} has a cost: k times the price an hour asks for more than k times"
+            f"No row on a {other} has a cost: k times the price an hour asks for more than k times"
             f" {_rate(only.entry['served']['value'])}{within} on one {other} machine."
         )
     told = []
@@ -192,7 +192,7 @@ def _takes(found: Mapping[str, Any], prices: PriceList, only: Candidate) -> str:
             f"{price.instance} ({price.price_per_hour:g} {prices.currency} an hour, {times:.3g} times the price) would"
             f" have to serve more than {_rate(needed)}{within}"
         )
-    return f"No row of a {other} has a cost; to be cheaper for each request, {'; '.join(told)}."
+    return f"No row on a {other} has a cost; to be cheaper for each request, {'; '.join(told)}."
 
 
 def _is_gpu(price: Price) -> bool:
@@ -206,5 +206,5 @@ def _basis(found: Mapping[str, Any], prices: PriceList) -> str:
         return f"(A machine is taken to serve {share} of its full measured throughput; no SLA was given.)"
     return (
         f"(A machine is taken to serve {share} of the largest rate whose p95 stays within"
-        f" {significant(1e3 * found['sla_s'])} ms.)"
+        f" {rounded(1e3 * found['sla_s'])} ms.)"
     )

@@ -293,6 +293,14 @@ def _notes(
                 f"{side.label} used {threads} of {cores} cores: one replica a machine is counted, and several on one"
                 " were not measured"
             )
+    chosen = [(told["hardware"], told["device"], told["recipe"]) for told in found["candidates"]]
+    for row in found["rows"]:
+        busy = any(batch["contended"] for batch in row["batches"])
+        if busy and (row["hardware"], row["device"], row["recipe"]) in chosen:
+            notes.append(
+                f"other work used the CPUs while {row['recipe']} was measured on {row['hardware']}: sweep again on an"
+                " idle machine before you decide"
+            )
     if found["artifacts"]:
         unlike = [told for told in found["artifacts"] if same_artifact.differs(told)]
         alike = len(found["artifacts"]) - len(unlike)

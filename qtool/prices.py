@@ -186,7 +186,9 @@ def read(path: Path) -> PriceList:
 
 def _first(error: ValidationError) -> str:
     """The first mistake on one line: where, what, and what would work."""
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    # a misspelt key is missing too: the spelling is what to tell
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     *place, key = first["loc"] or ("",)
     where = ".".join(str(part) for part in place)
     before = f"{where}: " if where else ""

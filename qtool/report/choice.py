@@ -8,7 +8,7 @@ from typing import Any
 
 from qtool.core import METRICS
 from qtool.report.text import one_line
-from qtool.units import between, change, number, significant, with_unit
+from qtool.units import between, change, number, rounded, with_unit
 
 WORDS = {
     "cost": "cost",
@@ -171,8 +171,8 @@ def _costs(found: Mapping[str, Any]) -> list[str]:
     ]
     for name, cell in known:
         exact = cell["low"] == cell["high"]
-        interval = "" if exact else between(cell, significant)
-        lines.append(f"  {name}: {significant(cell['value'])}{interval} on {cell['instance']}")
+        interval = "" if exact else between(cell, rounded)
+        lines.append(f"  {name}: {rounded(cell['value'])}{interval} on {cell['instance']}")
     missing = dict.fromkeys(cell["reason"] for _, cell in told if cell["value"] is None)
     for reason in missing:
         names = [name for name, cell in told if cell["value"] is None and cell["reason"] == reason]

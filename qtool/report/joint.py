@@ -11,7 +11,7 @@ from qtool.report import tidy
 from qtool.report.markdown import escape
 from qtool.report.text import one_line, printable
 from qtool.report.two_runs import short
-from qtool.units import NONE, PERCENT, between, change, number, significant, unit
+from qtool.units import NONE, PERCENT, between, change, number, rounded, unit
 
 FORMATS = ("table", "md", "json", "csv", "html")
 LEFT = 3
@@ -66,7 +66,7 @@ def _line(
         line += [_cell(metrics, name) for name in ("speedup", "latency_p50_s", "latency_p95_s")]
         line += [_cell(metrics, "throughput_per_s"), _peak(metrics), _cell(metrics, "energy_j")]
     rate, cost = row["served"]["value"], row["cost_per_million"]
-    line.append(NONE if rate is None else significant(rate)) if first else line.append("")
+    line.append(NONE if rate is None else rounded(rate)) if first else line.append("")
     if found["prices"]:
         line.append(_money(cost) if first else "")
     return line
@@ -99,7 +99,7 @@ def _peak(metrics: Mapping[str, Any]) -> str:
 
 
 def _money(cell: Mapping[str, Any]) -> str:
-    return NONE if cell["value"] is None else significant(cell["value"]) + between(dict(cell), significant)
+    return NONE if cell["value"] is None else rounded(cell["value"]) + between(dict(cell), rounded)
 
 
 def title(found: Mapping[str, Any]) -> str:
@@ -109,7 +109,7 @@ def title(found: Mapping[str, Any]) -> str:
     limit = "no SLA: full measured throughput"
     if found["sla_s"] is not None:
         limit = (
-            f"SLA p95 <= {significant(1e3 * found['sla_s'])} ms from arrival to answer,"
+            f"SLA p95 <= {rounded(1e3 * found['sla_s'])} ms from arrival to answer,"
             f" independent requests, times {what}"
         )
     return f"{found['model']}: {task}, {runs} {'run' if runs == 1 else 'runs'}; {limit}"
