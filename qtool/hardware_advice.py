@@ -151,9 +151,10 @@ def _between(cpu: Candidate, gpu: Candidate, prices: PriceList) -> str:
     else:
         up_to = cpu.machine.rate_per_s if first is None else min(cpu.machine.rate_per_s, first)
         lines = [f"Up to {_rate(up_to)} one {ours} is cheapest."]
-        count = machines(first or up_to, cpu.machine)
+        most = first or up_to
+        count = machines(most, cpu.machine)
         if count > 1:
-            lines.append(f"Up to {_rate(first)} it takes {count} of them.")
+            lines.append(f"Up to {_rate(most)} it takes {count} of them.")
     if rate is None:
         some = (
             f", though whole machines make it cheaper at some rates from {_rate(first)} on" if first else ""

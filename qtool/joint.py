@@ -94,7 +94,7 @@ def _refuse(runs: Sequence[Evidence]) -> None:
     """Raises QtoolError for what cannot be joined, naming what differs."""
     first = runs[0]
     for found in runs:
-        if _content(found.run) is None:
+        if len(runs) > 1 and _content(found.run) is None:
             raise QtoolError(
                 f"{found.run_dir} does not tell the content of its model, so that it cannot be joined. Sweep again."
             )

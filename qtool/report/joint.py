@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -119,17 +120,16 @@ def hardware(found: Mapping[str, Any]) -> list[str]:
     """Each side in a line: the run, the host, its threads and its prices, or why it has none."""
     lines = []
     for side in found["hardware"]:
-        memory = f", {side['memory_gib']} GiB" if side["memory_gib"] else ""
-        threads = f"; {side['threads']} threads" if side["threads"] else ""
-        lines.append(f"{side['label']}  {side['run']}: {side['described']}{memory}{threads}")
-        told: dict[str, list[str]] = {}
+        parts = [f"{side['label']}  {side['run']}: {side['described']}"]
+        parts += [f"{side['memory_gib']} GiB"] if side["memory_gib"] else []
+        parts += [f"{side['threads']} threads"] if side["threads"] else []
         for device, price in side["prices"].items():
             words = side["price_reasons"].get(device) or (
                 f"{price['instance']}, {price['price_per_hour']:g} {price['currency']} an hour"
                 f" ({price['date']}, {price['source']})"
             )
-            told.setdefault(words, []).append(device)
-        lines += [f"    {' and '.join(devices)}: {words}" for words, devices in told.items()]
+            parts.append(f"{device} rows: {words}")
+        lines.append("; ".join(parts))
     return lines
 
 
@@ -145,14 +145,20 @@ def notes(found: Mapping[str, Any]) -> list[str]:
 
 def _missing(found: Mapping[str, Any]) -> list[str]:
     """Why a rate or a cost is missing, once for all rows that share the reason."""
-    by_reason: dict[tuple[str, str], list[str]] = {}
+    by_reason: dict[tuple[str, str, str], list[str]] = {}
     for row in found["rows"]:
-        name = f"{row['recipe']} on {row['hardware']} {row['device']}"
+        where = f"{row['hardware']} {row['device']}"
         if row["served"]["value"] is None:
-            by_reason.setdefault(("rate", str(row["served"]["reason"])), []).append(name)
+            by_reason.setdefault(("rate", where, str(row["served"]["reason"])), []).append(row["recipe"])
         elif found["prices"] and row["cost_per_million"]["value"] is None:
-            by_reason.setdefault(("cost", str(row["cost_per_million"]["reason"])), []).append(name)
-    return [f"no {what} of {', '.join(names)}: {reason}" for (what, reason), names in by_reason.items()]
+            why = str(row["cost_per_million"]["reason"])
+            by_reason.setdefault(("cost", where, why), []).append(row["recipe"])
+    counts = Counter(f"{row['hardware']} {row['device']}" for row in found["rows"])
+    lines = []
+    for (what, where, reason), recipes in by_reason.items():
+        who = "every recipe" if len(recipes) == counts[where] > 1 else ", ".join(recipes)
+        lines.append(f"no {what} of {who} on {where}: {reason}")
+    return lines
 
 
 def assumed(found: Mapping[str, Any]) -> list[str]:
@@ -196,7 +202,7 @@ def to_markdown(found: Mapping[str, Any]) -> str:
         "\n".join(f"| {' | '.join(row)} |" for row in rows),
         "\n".join(escape(line) for line in [LEGEND, *assumed(found)]),
         "## Hardware",
-        "\n".join(f"- {escape(line.strip())}" for line in hardware(found)),
+        "\n".join(f"- {escape(line)}" for line in hardware(found)),
         "## Notes",
         "\n".join(f"- {escape(note)}" for note in notes(found)) or "None.",
     ]
@@ -218,7 +224,7 @@ def to_html(found: Mapping[str, Any]) -> str:
             left=LEFT,
             lines=body,
             legend=[LEGEND, *assumed(found)],
-            hardware=[line.strip() for line in hardware(found)],
+            hardware=hardware(found),
             notes=notes(found),
             style=(page.HERE / "page.css").read_text("utf-8"),
         )
