@@ -70,15 +70,15 @@ def of_options(
 
 
 def host_of(run: Mapping[str, Any], row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Facts of the host that a row was measured on: the run's own, or one of its `hosts` by their hash."""
+    """Facts of the host that a row was measured on: the run's own, or one of its `hosts` by their name."""
     own = run.get("host") or {}
     name = row.get("host")
-    if name is None or name == own.get("hash"):
+    if not name or name == own.get("hash"):
         return own
     hosts = run.get("hosts")
     several = hosts if isinstance(hosts, Mapping) else {}
     told = several.get(name)
-    return {**told, "hash": name} if isinstance(told, Mapping) else {"hash": name}
+    return {"hash": name, **told} if isinstance(told, Mapping) else {"hash": name}
 
 
 def weigh(

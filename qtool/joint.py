@@ -139,7 +139,7 @@ def _sides(runs: Sequence[Evidence]) -> list[Side]:
                 host = cost.host_of(found.run, row)
                 trial = found.trial(row["recipe"], group)
                 if trial is not None:
-                    name = str(host.get("hash"))
+                    name = str(row.get("host") or host.get("hash"))
                     facts[name] = host
                     by_host.setdefault(name, []).append((row, trial))
         for name, rows in by_host.items():
@@ -256,7 +256,7 @@ def _marked(sides: Sequence[Side]) -> list[dict[str, Any]]:
     first = sides[0]
     found = []
     for side in sides[1:]:
-        a, b = ({**each.found.run, "host": dict(each.host)} for each in (first, side))
+        a, b = ({**each.found.run, "host": dict(each.host), "hosts": None} for each in (first, side))
         for told in comparability.differences(a, b):
             found.append({"first": first.label, "other": side.label, **told})
     return found

@@ -75,7 +75,8 @@ def _pair(metric: str, first: Scored, other: Scored) -> dict[str, Any]:
 
 def instructions(first: Scored, other: Scored) -> dict[str, list[str]]:
     """CPU flags that one of the two hosts has alone."""
-    one, two = (set(map(str, host.get("cpu_flags") or [])) for host in (first.host, other.host))
+    told = [host.get("cpu_flags") for host in (first.host, other.host)]
+    one, two = (set(map(str, flags)) if isinstance(flags, list) else set() for flags in told)
     return {"first_only": sorted(one - two), "other_only": sorted(two - one)}
 
 

@@ -38,7 +38,7 @@ def gather(trials: Mapping[str, Sequence[Trial]], simulate: bool) -> Times:
     for label, own in trials.items():
         for trial in own:
             if trial.status == "ok":
-                device, size = trial.group[:2]
+                device, size = trial.group[-2:]
                 ok.setdefault((label, device, trial.recipe), {})[size] = trial
     complete = all(trial.samples(END_TO_END) for sizes in ok.values() for trial in sizes.values())
     what = END_TO_END if complete else MODEL_ONLY

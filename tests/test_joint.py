@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qtool import cli, host, joint, pick, prices
+from qtool import cli, cost, host, joint, pick, prices, summary
 from qtool.core import QtoolError
 from qtool.pick import Goals
 from qtool.report import choice
@@ -441,3 +441,31 @@ def test_to_prefer_cost_where_no_price_matches_says_what_was_looked_for(tmp_path
     found = pick.pick(run, Goals(prices=priced))
     assert found["chosen"] == "int8 batch 1"
     assert "no cost of fp32 batch 1, " in choice.render(found)
+
+
+def test_a_row_of_another_host_of_its_run_has_that_hosts_facts():
+    run = {"host": CPU, "hosts": {"l4/" + "d" * 16: GPU}}
+    assert cost.host_of(run, {"host": CPU["hash"]}) == CPU
+    assert cost.host_of(run, {"host": ""}) == CPU
+    assert cost.host_of(run, {}) == CPU
+    assert cost.host_of(run, {"host": "l4/" + "d" * 16}) == GPU
+    assert cost.host_of(run, {"host": "elsewhere"}) == {"hash": "elsewhere"}
+
+
+def test_one_folder_of_two_hosts_gives_two_hardware(tmp_path, priced, monkeypatch):
+    run = gpu_run(tmp_path / "run", hosts={"h1": CPU, "h2": GPU})
+    rows = summary.make_rows
+    monkeypatch.setattr(
+        summary,
+        "make_rows",
+        lambda found, group: [
+            {**row, "host": "h1" if row["recipe"] == "fp32" else "h2"} for row in rows(found, group)
+        ],
+    )
+    found = joint.join([run], priced)
+    assert [(side["label"], side["host"]) for side in found["hardware"]] == [
+        ("R1", CPU["hash"]),
+        ("R2", GPU["hash"]),
+    ]
+    assert (row(found, "fp32")["instance"], row(found, "fp16", "R2")["instance"]) == ("cpu-box", "gpu-box")
+    assert [told["what"] for told in found["differences"]] == ["host"]
