@@ -85,6 +85,8 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     if recipe.compile:  # whether the first call compiled or found its kernels in the cache
         values["engine"] = loaded.audit().engine
     values |= _gpu_values(gpu, loaded, batches)
+    if recipe.placement and loaded.placement:
+        values["placement"] = loaded.placement(batches[0])
     values["check_max_abs_diff"] = reload.check(loaded, spec, recipe)
     samples = {"latency_s": latency_s, **_end_to_end(spec, loaded, data, meta, size, len(batches))}
     return {"values": values, "samples": samples}

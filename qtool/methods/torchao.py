@@ -18,6 +18,8 @@ from qtool.methods import _architectures
 PACKAGES = ("torch", "transformers", "torchao", "accelerate")
 TITLE = "torchao"
 refuse = _architectures.refuse
+OFFLOADS: tuple[str, ...] = ("cpu",)
+"""Where Accelerate may keep its weights; transformers 5.24 refuses torchao's on disk."""
 
 
 class Options(BaseModel):
