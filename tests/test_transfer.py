@@ -125,7 +125,7 @@ def test_without_ceilings_nothing_is_called_transfer_bound():
 def test_a_twin_differs_in_nothing_but_its_placement():
     def recipe(name: str, **parts: Any) -> dict[str, Any]:
         own = {"description": "d", "source": "s", "method": "m", "runtime": "r"}
-        return Recipe(name=name, **(own | parts)).model_dump()
+        return Recipe.model_validate(own | parts | {"name": name}).model_dump()
 
     all_ = [
         recipe("half", dtype="float16"),

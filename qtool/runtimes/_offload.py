@@ -92,7 +92,7 @@ def found(model: Any, run: Callable[[], Any], parts: Callable[[Any], Iterator[An
             for index, part in enumerate(parts(tensor)):
                 key = (where.key, index) if where else part.data_ptr()
                 sizes[key] = (where.place if where else "resident", part.numel() * part.element_size())
-        modules.update({_where(away, tensor) for tensor in own[:1]})
+        modules.update(_where(away, weight) for weight in list(module.parameters(recurse=False))[:1])
     total: Counter[str] = Counter()
     for kind, size in sizes.values():
         total[kind] += size

@@ -120,8 +120,11 @@ def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
         if "disk" in able:
             raise
         # a library that refuses the places which its own strategy came to
-        raise Unavailable(f"{' '.join(str(error).split())[:200]}: give it more memory") from None
-    places = {_offload.place(each) for each in model.hf_device_map.values()}
+        first = str(error).partition(". ")[0]
+        raise Unavailable(f"placement is refused by the library ({first[:160]}): give it more memory") from None
+    # a model that is on one device has no map
+    spread = getattr(model, "hf_device_map", None) or {"": model.device}
+    places = {_offload.place(each) for each in spread.values()}
     if problem := _refusal(recipe, places, device):
         raise Unavailable(f"placement: {problem}")
     if device == "cuda" and not any(isinstance(each, int) for each in places):
