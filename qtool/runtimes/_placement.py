@@ -147,7 +147,7 @@ def exported(recipe: Recipe, device: str) -> dict[str, Any]:
             )
     elif options.max_memory or device == "cpu":
         # without a limit Accelerate would use a GPU that is there
-        given["max_memory"] = options.limits() or {"cpu": BYTES["GB"] * 1000}
+        given["max_memory"] = options.limits() or {"cpu": 10**12}
     return given | ({"offload_buffers": True} if options.offload_buffers else {})
 
 
