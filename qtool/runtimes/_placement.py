@@ -121,7 +121,9 @@ def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
             raise
         # a library that refuses the places which its own strategy came to
         first = str(error).partition(". ")[0]
-        raise Unavailable(f"placement is refused by the library ({first[:160]}): give it more memory") from None
+        raise Unavailable(
+            f"placement is refused by the library ({first[:160]}): give it more memory"
+        ) from None
     # a model that is on one device has no map
     spread = getattr(model, "hf_device_map", None) or {"": model.device}
     places = {_offload.place(each) for each in spread.values()}
