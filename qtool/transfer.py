@@ -226,11 +226,7 @@ def _cached(placement: Mapping[str, Any]) -> bool | None:
 
 
 def _storage(placement: Mapping[str, Any]) -> str:
-    names = {
-        True: "the page cache, which had all of the file",
-        False: "the disk itself",
-        None: "disk or page cache",
-    }
+    names = {True: "the disk's page cache", False: "the disk itself", None: "the disk or its page cache"}
     return names[_cached(placement)]
 
 

@@ -82,7 +82,7 @@ SLOW = {"speedup": Interval(0.2, 0.19, 0.21), "tail": Interval(5.0, 4.0, 6.0)}
         (
             seen("cpu", DISK, **SLOW),
             "fits only by offload",
-            ["90.0 MB come from the page cache, which had all of the file at each pass"],
+            ["90.0 MB come from the disk's page cache at each pass"],
         ),
         # 90 MB at the disk's 0.5 GB/s take 0.18 of the 0.2 s
         (
@@ -93,7 +93,7 @@ SLOW = {"speedup": Interval(0.2, 0.19, 0.21), "tail": Interval(5.0, 4.0, 6.0)}
         (
             seen("cpu", DISK | {"storage_read_bytes": None}, tail=Interval(1.05, 0.9, 1.2)),
             "fits only by offload",
-            ["p95 1.05x [0.900, 1.20] that of plain", "from disk or page cache"],
+            ["p95 1.05x [0.900, 1.20] that of plain", "from the disk or its page cache"],
         ),
         (
             seen("cpu", DISK, speedup=Interval(0.5, 0.4, 0.6), tail=None),
