@@ -195,6 +195,17 @@ def test_tied_weights_count_once_in_size_and_as_often_as_they_come_over(tmp_path
     assert found["moved_bytes"] == found["disk_bytes"] + 2 * layer
 
 
+def test_an_architecture_whose_weights_hooks_do_not_see_is_refused_before_any_work():
+    from qtool.methods import _architectures
+
+    reason = _architectures.refuse(recipe_of(DISK), "deberta-v2", 1)
+    assert reason is not None
+    assert reason.startswith("deberta-v2 cannot be offloaded")
+    for placement in ({}, {"device_map": "auto"}, {"device_map": {"": "cpu"}}):
+        assert _architectures.refuse(recipe_of(placement), "deberta-v2", 1) is None
+    assert _architectures.refuse(recipe_of(DISK), "bert", 1) is None
+
+
 def test_a_placement_that_is_resident_has_no_hooks(artifact):
     model, placed = opened(artifact, recipe_of({"device_map": "auto"}))
     _, plain = opened(artifact, recipe_of({}))

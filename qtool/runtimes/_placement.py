@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from qtool import checkpoint, host, plugins
 from qtool.core import QtoolError, Recipe, Unavailable, did_you_mean
 from qtool.goals import BYTES, quantity
+from qtool.methods._architectures import NO_OFFLOAD
 from qtool.runtimes import _offload
 
 Place = Literal["cpu", "disk", "cuda"] | Annotated[int, Field(ge=0)]
@@ -129,6 +130,9 @@ def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
     places = {_offload.place(each) for each in spread.values()}
     if problem := _refusal(recipe, places, device):
         raise Unavailable(f"placement: {problem}")
+    kind = model.config.model_type
+    if kind in NO_OFFLOAD and any(True for _ in _offload.offloaded(model)):
+        raise Unavailable(f"{kind} cannot be offloaded, {NO_OFFLOAD[kind]}: give it more memory")
     if device == "cuda" and not any(isinstance(each, int) for each in places):
         raise Unavailable("placement: max_memory leaves nothing to a GPU: give GPU 0 room for a layer")
     return model
@@ -168,6 +172,9 @@ def room(limits: dict[str | int, int], device: str) -> dict[str | int, int]:
     are left out where any is named. On a CPU no GPU is used, whatever the machine has.
     """
     found = {"cpu": host.available_bytes()} | limits
+    kind = model.config.model_type
+    if kind in NO_OFFLOAD and any(True for _ in _offload.offloaded(model)):
+        raise Unavailable(f"{kind} cannot be offloaded, {NO_OFFLOAD[kind]}: give it more memory")
     if device == "cuda" and not any(isinstance(place, int) for place in limits):
         import torch
 
