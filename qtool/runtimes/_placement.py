@@ -172,9 +172,6 @@ def room(limits: dict[str | int, int], device: str) -> dict[str | int, int]:
     are left out where any is named. On a CPU no GPU is used, whatever the machine has.
     """
     found = {"cpu": host.available_bytes()} | limits
-    kind = model.config.model_type
-    if kind in NO_OFFLOAD and any(True for _ in _offload.offloaded(model)):
-        raise Unavailable(f"{kind} cannot be offloaded, {NO_OFFLOAD[kind]}: give it more memory")
     if device == "cuda" and not any(isinstance(place, int) for place in limits):
         import torch
 
