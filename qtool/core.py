@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 BASELINES = {"checkpoint": "fp32", "onnx": "onnx-fp32", "openvino": "openvino-fp32"}
 """What every speed-up and score change is against, by what MODEL is: weights for PyTorch or an exported graph."""
@@ -88,6 +88,15 @@ class Recipe(_Closed):
     requires: Requires = Requires()
     expect: Expect = Expect()
     env: str | None = None
+
+    @field_validator("placement")
+    @classmethod
+    def _as_json_keeps_it(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """A GPU's number as a key is a string in JSON: the same recipe must be equal after a journey through it."""
+        return {
+            str(key): {str(name): each for name, each in part.items()} if isinstance(part, dict) else part
+            for key, part in value.items()
+        }
 
     def content(self) -> dict[str, Any]:
         """The parts that decide what is built: prose and what is demanded of the result are left out."""
@@ -248,6 +257,8 @@ class Loaded:
     """Intra-op threads read back from the engine; None where it does not tell."""
     split: Split | None = None
     """None where the runtime does not tell the parts of a call."""
+    placement: Callable[[Batch], dict[str, Any]] | None = None
+    """Where the weights are and what a pass over a batch moves; None where the runtime places nothing."""
 
 
 @dataclass

@@ -169,7 +169,9 @@ def _plain(case: Case, rows: Sequence[Row], kind: str) -> Case | None:
             continue
         other = _case(row, case.run)
         alike = all(row[name] == case.row[name] for name in ("device", "batch_size"))
-        parts = ((other.recipe.get(name), case.recipe.get(name)) for name in ("runtime", "compile"))
+        parts = (
+            (other.recipe.get(name), case.recipe.get(name)) for name in ("runtime", "compile", "placement")
+        )
         alike = alike and bool(other.recipe) and all(own == its for own, its in parts)
         if alike and precision.stored(other.audit) == other.arithmetic == kind:
             return other

@@ -87,6 +87,8 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     values |= hardware(spec["device"], loaded.predict, batches)
     if values.get("other_processes"):  # its kernels and ours took turns, as processes do on a core
         values["contended"] = True
+    if recipe.placement and loaded.placement:
+        values["placement"] = loaded.placement(batches[0])
     values["check_max_abs_diff"] = reload.check(loaded, spec, recipe)
     samples = {"latency_s": latency_s, **_end_to_end(spec, loaded, data, meta, size, len(batches))}
     return {"values": values, "samples": samples}

@@ -39,7 +39,7 @@ OWN_ENVIRONMENT = {"optimum": "constraints-optimum.txt"}
 
 Model = TypeVar("Model", bound=BaseModel)
 
-UNSUPPORTED_PARTS = ("placement", "search", "env")
+UNSUPPORTED_PARTS = ("search", "env")
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,12 @@ def check(recipe: Recipe) -> None:
         if not hasattr(runtime, "Compile"):
             raise QtoolError(f"{where}: runtime '{recipe.runtime}' does not compile. Remove 'compile'.")
         _validate(runtime.Compile, recipe.compile, f"{where}, compile of runtime '{recipe.runtime}'")
+    if recipe.placement:
+        if not hasattr(runtime, "Placement"):
+            raise QtoolError(
+                f"{where}: runtime '{recipe.runtime}' does not place weights. Remove 'placement'."
+            )
+        _validate(runtime.Placement, recipe.placement, f"{where}, placement of runtime '{recipe.runtime}'")
     method_runtime = getattr(method, "RUNTIME", "pytorch")
     if recipe.runtime not in (method_runtime, "null"):
         raise QtoolError(

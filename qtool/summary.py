@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from qtool import frontier, stats
+from qtool import frontier, stats, transfer
 from qtool.advice import advice
 from qtool.core import Measurement
 from qtool.evidence import Evidence, candidate, delta_of, load
@@ -46,6 +46,7 @@ def of(evidence: Evidence) -> dict[str, Any]:
         groups.append(entry)
     harness = _harness(evidence.lines, run)
     _explain(evidence, rows, harness)
+    _judge(evidence, rows, harness["ceilings"])
     return {
         "schema": SCHEMA,
         "model": run["model"],
@@ -133,6 +134,8 @@ def make_rows(evidence: Evidence, group: tuple[str, int]) -> list[Row]:
                 "throttled_by": trial.throttled_by,
                 "gpu_shared": trial.gpu_shared,
                 "audit": (trial.score.values.get("audit") if trial.score else None) or {},
+                "placement": None,
+                "verdict": None,
             }
         )
     return rows
@@ -177,6 +180,21 @@ def _explain(evidence: Evidence, rows: Sequence[Row], harness: Mapping[str, Any]
             ceilings=harness["ceilings"],
             overhead_s=harness["overhead_per_call_s"],
         )
+
+
+def _judge(evidence: Evidence, rows: Sequence[Row], ceilings: Mapping[str, Any] | None) -> None:
+    """Puts into every placed row where its weights are and what that is worth, and says so first of all."""
+    for row in rows:
+        group = row["device"], row["batch_size"]
+        others = {trial.recipe: trial for trial in evidence.trials if trial.group == group}
+        placement, verdict = transfer.judge(
+            others[row["recipe"]], others, evidence.run, evidence.baseline, ceilings
+        )
+        row["placement"], row["verdict"] = placement, verdict
+        if verdict and row["status"] == "ok":
+            # what explains a call by reading weights from memory does not hold where they come over a link
+            also = [] if placement and placement["moved_bytes"] else row["why"]
+            row["why"] = [verdict["sentence"], *also]
 
 
 def _flips(recipe: str, scores: PairedScores | None, baseline: str) -> dict[str, Any] | None:

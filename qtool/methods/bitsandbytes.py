@@ -19,6 +19,8 @@ from qtool.methods import _architectures
 PACKAGES = ("torch", "transformers", "bitsandbytes", "accelerate")
 TITLE = "bitsandbytes"
 refuse = _architectures.refuse
+OFFLOADS: tuple[str, ...] = ()
+"""Nowhere: transformers 5.24 refuses to offload weights that are packed already."""
 
 # LLM.int8 warns at every call of every layer that it casts activations to half precision.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

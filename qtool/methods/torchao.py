@@ -22,6 +22,8 @@ MORE_ROWS = 16
 needs to be greater than 16", https://github.com/pytorch/ao/issues/2376."""
 TITLE = "torchao"
 refuse = _architectures.refuse
+OFFLOADS: tuple[str, ...] = ("cpu",)
+"""Where Accelerate may keep its weights; transformers 5.24 refuses torchao's on disk."""
 
 
 class Options(BaseModel):

@@ -153,7 +153,9 @@ def _made(run: Mapping[str, Any], recipe: Recipe) -> list[str]:
     identity = f" (SHA-256 of its files {escape(content)})" if content else ""
     facts = [f"method {recipe.method}", f"runtime {recipe.runtime}", f"compute type {recipe.dtype}"]
     facts += [
-        f"{name}: {_flat(value)}" for name in ("quantize", "compile") if (value := getattr(recipe, name))
+        f"{name}: {_flat(value)}"
+        for name in ("quantize", "compile", "placement")
+        if (value := getattr(recipe, name))
     ]
     if recipe.calibration:
         facts.append(f"calibrated on {(run.get('data') or {}).get('calibration_rows', 'some')} rows")

@@ -25,9 +25,11 @@ from qtool.core import (
     Unavailable,
     cache_dir,
 )
-from qtool.runtimes import _graphs, _layers
+from qtool.runtimes import _graphs, _layers, _offload, _placement
 
 PACKAGES = ("torch", "transformers", "accelerate")
+Placement = _placement.Options
+exported_placement = _placement.exported
 
 
 class Options(BaseModel):
@@ -49,7 +51,8 @@ class Compile(BaseModel):
 
 
 def check(recipe: Recipe) -> None:
-    """Raises QtoolError for an autocast that would change nothing."""
+    """Raises QtoolError for an autocast that would change nothing, and for what `_placement.check` refuses."""
+    _placement.check(recipe)
     autocast = Options(**recipe.runtime_options).autocast
     if autocast == "float32":
         raise QtoolError(
@@ -69,6 +72,8 @@ def check(recipe: Recipe) -> None:
 
 def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
     """Read an artifact; a method whose format `from_pretrained` cannot read brings its own `open_model`."""
+    if recipe.placement:
+        return _placement.open_model(artifact, recipe, device)
     own = getattr(plugins.load("methods", recipe.method), "open_model", None)
     if own is not None:
         return checkpoint.pooled(own(artifact, device), artifact)
@@ -160,7 +165,11 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
         return predict(batch, part if device == "cpu" else _layers.synchronised(part))
 
     absent = {"copy_in": "none on a CPU: the tensors are the host's arrays"} if device == "cpu" else {}
-    return Loaded(predict, audit, torch.get_num_threads(), Split(split, absent))
+
+    def placement(batch: Batch) -> dict[str, Any]:
+        return _offload.found(model, lambda: predict(batch), _plain_parts)
+
+    return Loaded(predict, audit, torch.get_num_threads(), Split(split, absent), placement)
 
 
 def operators(loaded: Loaded, job: _layers.Job) -> list[_layers.Layer]:
@@ -201,15 +210,20 @@ def describe(model: Any) -> Audit:
     storages: dict[Any, tuple[str, int]] = {}
     linear: Counter[str] = Counter()
     changed: Counter[str] = Counter()
+    # An offloaded weight has no storage between two calls: where it is kept is its identity.
+    away = {id(kept.tensor): kept.key for kept in _offload.offloaded(model)}
     for _, module in model.named_modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         packed = isinstance(module, dynamic.Linear | Embedding)
         if packed:
             own += _unpacked(module)
         own += [part for part in (getattr(getattr(module, "state", None), "SCB", None),) if part is not None]
-        for index, tensor in enumerate(part for whole in own for part in _plain_parts(whole)):
+        for index, (kept, tensor) in enumerate(
+            (away.get(id(t)), part) for t in own for part in _plain_parts(t)
+        ):
             # A packed weight is unpacked anew at every look: its module is its identity.
             key = (id(module), index) if packed else tensor.data_ptr()
+            key = key if kept is None else (kept, tensor.dtype, tensor.shape)
             storages[key] = (_name(tensor.dtype), tensor.numel() * tensor.element_size())
         if isinstance(module, Embedding):
             changed["QuantizedEmbedding"] += 1
