@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qtool import checkpoint
+from qtool import checkpoint, layers
 from qtool.core import Batch, BuildJob, QtoolError, Recipe, Unavailable
 from qtool.methods import _architectures, _exported, _tracing
 
@@ -78,6 +78,36 @@ def refuse(recipe: Recipe, model_type: str, threads: int) -> str | None:
 def NEEDS_CALIBRATION(recipe: Recipe) -> bool:
     """Whether the recipe's scheme looks at texts."""
     return Options(**recipe.quantize).scheme == "static"
+
+
+LEAST_GROUP = 32
+"""NNCF looks for no smaller group; a row that none divides is stored in 8 bits with a zero point."""
+
+
+def weight_bytes(recipe: Recipe, tensor: layers.Tensor) -> dict[str, int]:
+    """Bytes by type that the IR stores of a tensor; constants of a few KB that are no weights are left out.
+
+    Weights alone: float16 scales, one a row, for int4 one a group. Static: float32 scales, one a row; SmoothQuant's
+    vectors and the ranges of activations, under 1 %, are left out.
+    """
+    options = Options(**recipe.quantize)
+    rest = "float16" if options.fp16_weights else "float32"
+    if options.scheme == "none" or tensor.part not in ("linear", "lookup"):
+        return layers.kept(tensor, rest)
+    if options.scheme == "static":
+        return {"int8": tensor.elements, rest: layers.FLOAT_BYTES[rest] * tensor.rows}
+    if options.scheme == "int8_weight":
+        return {"int8": tensor.elements, "float16": 2 * tensor.rows}
+    group = _group(tensor.shape[-1], options.group_size)
+    if group is None:
+        return {"uint8": tensor.elements + tensor.rows, "float16": 2 * tensor.rows}
+    return {"int4": -(-tensor.elements // 2), "float16": 2 * tensor.elements // group}
+
+
+def _group(width: int, wanted: int) -> int | None:
+    """The group size that NNCF takes for rows of `width`: as asked, else the largest smaller power of 2 that divides."""
+    smaller = [2**power for power in range(wanted.bit_length()) if LEAST_GROUP <= 2**power < wanted]
+    return next((size for size in (wanted, *reversed(smaller)) if width % size == 0), None)
 
 
 def build(job: BuildJob) -> Any:
