@@ -281,7 +281,7 @@ def test_fit_names_what_spills_from_a_small_device(in_process, checkpoint, capsy
         "fit",
         str(checkpoint),
         "--device-memory",
-        "400KB",
+        "300KB",
         "--recipe",
         "bnb-nf4",
         "--recipe",
@@ -289,7 +289,7 @@ def test_fit_names_what_spills_from_a_small_device(in_process, checkpoint, capsy
     ]
     assert cli.run([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["devices"] == [{"name": "the device", "memory_bytes": 400_000, "planned_bytes": 360_000}]
+    assert found["devices"] == [{"name": "the device", "memory_bytes": 300_000, "planned_bytes": 270_000}]
     rows = {row["recipe"]: row for row in found["recipes"]}
     device = rows["fp32"]["device"]
     assert device["fits"] is False
