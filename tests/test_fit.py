@@ -324,7 +324,7 @@ def test_gpus_that_are_seen_are_the_devices(in_process, monkeypatch, checkpoint,
 BAD = [
     ("{m} --device-memory 8", "the unit is missing"),
     ("{m} --device-memory 8gb", "Did you mean 'GB'?"),
-    ("{m} --device-memory -8GB", "out of range"),
+    ("{m} --device-memory=-8GB", "out of range"),
     ("{m} --device-memory 0.0001KB", "less than a byte"),
     ("{m} --device-memory lots", "expected a number with"),
     ("{m} --recipe bf61", "Did you mean 'bf16'?"),
