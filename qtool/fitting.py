@@ -74,7 +74,8 @@ def _places(
         return {"largest_layer": None, "cpu": None, "device": None}
     stand_in(model, sizes)
     spills = getattr(plugins.load("methods", recipe.method), "SPILLS", None)
-    host, devices = {"cpu": spec["host_bytes"]}, dict(enumerate(spec["device_bytes"]))
+    host: dict[int | str, int] = {"cpu": spec["host_bytes"]}
+    devices: dict[int | str, int] = dict(enumerate(spec["device_bytes"]))
     return {
         "largest_layer": largest_layer(model),
         "cpu": place(model, sizes, host, spills),

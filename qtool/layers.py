@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+Part = Literal["linear", "lookup", "buffer", "other"]
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -24,7 +25,7 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: str
     itemsize: int
-    part: Literal["linear", "lookup", "buffer", "other"] = "other"
+    part: Part = "other"
     head: bool = False
     words: bool = False
 
@@ -52,14 +53,18 @@ def describe(model: Any) -> list[Tensor]:
     base = model.base_model
     prefix = "" if base is model else f"{model.base_model_prefix}."
     words = model.get_input_embeddings().weight
-    parts: dict[int, Literal["linear", "lookup"]] = {}
+    parts: dict[int, Part] = {}
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             parts[id(module.weight)] = "linear"
         elif isinstance(module, torch.nn.Embedding):
             parts[id(module.weight)] = "lookup"
-    found = []
-    for kind, tensors in (("other", model.named_parameters()), ("buffer", model.named_buffers())):
+    found: list[Tensor] = []
+    kinds: tuple[tuple[Part, Any], ...] = (
+        ("other", model.named_parameters()),
+        ("buffer", model.named_buffers()),
+    )
+    for kind, tensors in kinds:
         for name, tensor in tensors:
             found.append(
                 Tensor(
