@@ -23,8 +23,11 @@ def render(found: Mapping[str, Any]) -> str:
         "",
         *found["conclusion"],
     ]
+    told: dict[str, list[str]] = {}
     for row in found["recipes"]:
-        lines += _remarks(row)
+        if words := _remarks(row):
+            told.setdefault(words, []).append(row["recipe"])
+    lines += [f"  {', '.join(names)}: {words}" for words, names in told.items()]
     return "\n".join(map(one_line, [*lines, "", *(f"note: {words}" for words in found["assumptions"])]))
 
 
@@ -65,7 +68,7 @@ def _fits(place: Mapping[str, Any] | None) -> str:
     return "whole" if place["fits"] else "offload" if place["moved_bytes"] else "no"
 
 
-def _remarks(row: Mapping[str, Any]) -> list[str]:
+def _remarks(row: Mapping[str, Any]) -> str:
     """What the table cannot say of a recipe: a missing estimate, what is spilled, why it does not run here."""
     found = []
     if row["weight_bytes"] is None:
@@ -81,7 +84,7 @@ def _remarks(row: Mapping[str, Any]) -> list[str]:
             found.append(f"not on the {name}: {place['moved_bytes_reason']}")
     if row["not_here"]:
         found.append(f"does not run here: {row['not_here']}")
-    return [f"  {row['recipe']}: {'; '.join(found)}"] if found else []
+    return "; ".join(found)
 
 
 def compared(rows: Sequence[Mapping[str, Any]]) -> str:
