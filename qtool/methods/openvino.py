@@ -162,10 +162,15 @@ def _trace(source: Path, out: Path) -> Any:
     if "attention_mask" in example:
         example["attention_mask"][1, 4:] = 0
     inputs = [(name, [-1, -1], ov.Type.i64) for name in names]
+    cache = getattr(module.config, "use_cache", None)
+    if cache:  # a causal model would answer with the keys and values of its tokens too
+        module.config.use_cache = False
     with _tracing.traceable():
         model = ov.convert_model(module, example_input=example, input=inputs)
     if [output.get_any_name() for output in model.outputs] != ["logits"]:
         raise RuntimeError(f"the converted model has the outputs {model.outputs}, expected logits alone")
+    if cache:
+        module.config.use_cache = cache
     module.config.save_pretrained(out)
     return model
 
