@@ -14,9 +14,9 @@ from tests.conftest import need, shared
 pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CASES = [
-    ("minilm", ["bf16", "int8-dynamic-embeddings", "bnb-nf4-double", "onnx-int8-dynamic", "openvino-int8"]),
+    ("minilm", ["int8-dynamic-embeddings", "onnx-int8-dynamic", "openvino-int8"]),
     ("distilbert", ["torchao-int8-weight", "openvino-int4"]),
-    ("causal", ["bnb-nf4", "fp8-weight"]),
+    ("causal", ["bnb-nf4"]),
 ]
 
 
