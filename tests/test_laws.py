@@ -28,7 +28,7 @@ HEAVY = {
     "accelerate",
     "sklearn",
 }
-PARENT_ONLY = ("cli", "sweep", "plan", "listing", "doctor", "export", "joint", "cost", "prices")
+PARENT_ONLY = ("cli", "sweep", "plan", "listing", "doctor", "export", "joint", "cost", "prices", "fit")
 
 
 def imports(path: Path) -> set[str]:
@@ -45,7 +45,7 @@ def test_listing_recipes_imports_no_ml_library():
     code = (
         "import sys, json, contextlib, io\nfrom qtool import cli\n"
         "with contextlib.redirect_stdout(io.StringIO()): cli.run(['recipes'])\n"
-        "import qtool.sweep, qtool.report, qtool.export, qtool.doctor, qtool.joint, qtool.report.joint\n"
+        "import qtool.sweep, qtool.report, qtool.export, qtool.doctor, qtool.joint, qtool.report.joint, qtool.fit\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -71,6 +71,9 @@ def test_the_child_side_does_not_import_the_parent_side():
             "measure",
             "reload",
             "checkpoint",
+            "layers",
+            "estimate",
+            "fitting",
             "prepare",
             "models",
             "timing",
