@@ -297,8 +297,8 @@ def test_fit_names_what_spills_from_a_small_device(in_process, checkpoint, capsy
     # parameters are on either side, nothing is lost; what stays leaves room for the largest layer
     assert device["resident_bytes"] + device["moved_bytes"] == rows["fp32"]["weight_bytes"]
     assert rows["bnb-nf4"]["device"]["fits"] is True
-    assert rows["onnx-fp32"]["device"] is None
-    assert rows["onnx-fp32"]["device_reason"] == "runs on cpu only"
+    assert rows["onnx-int8-dynamic"]["device"] is None
+    assert rows["onnx-int8-dynamic"]["device_reason"] == "runs on cpu only"
     assert "fp32 fits only by offload" in found["conclusion"][0]
     assert "not latency" in found["conclusion"][-1]
     assert cli.run(arguments) == 0
