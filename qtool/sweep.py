@@ -1,3 +1,4 @@
+# LEAD NOTE: read /tmp/w-ray/LEAD-NOTE.md first: stop this task and report now
 """Runs a plan: builds, scores and measures its trials in child processes, and resumes what is missing."""
 
 from __future__ import annotations

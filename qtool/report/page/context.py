@@ -131,7 +131,7 @@ def _against(name: str, value: float | None, other: Mapping[str, Any] | None) ->
 
 def _evidence(evidence: Evidence, summary: Mapping[str, Any], row: Row) -> str:
     """What the recommendation stands on, in a line; its own rounds, for --rounds auto gives some recipes more."""
-    trial = evidence.trial(row["recipe"], (row["device"], row["batch_size"]))
+    trial = evidence.row_trial(row)
     rounds = len(trial.p50_s()) if trial else 0
     parts = [f"{rounds} {'round' if rounds == 1 else 'rounds'}, each in fresh processes"]
     if flips := row["flips"]:
@@ -189,7 +189,7 @@ def _table(evidence: Evidence, summary: dict[str, Any], names: Sequence[str]) ->
                 {
                     "recipe": row["recipe"],
                     "anchor": f"recipe-{names.index(row['recipe'])}",
-                    "device": device,
+                    "device": text.place(group),
                     "batch": group["batch_size"],
                     "runtime": (known.get(row["recipe"]) or {}).get("runtime") or "",
                     "status": row["status"],
