@@ -168,7 +168,7 @@ def _explain(evidence: Evidence, rows: Sequence[Row], harness: Mapping[str, Any]
             latency_s=trial.samples("latency_s"),
             tokens_by_call=next(filter(None, tokens), None),
             ceilings=harness["ceilings_by_host"].get(machine(row["host"]), harness["ceilings"]),
-            overhead_s=harness["overhead_per_call_s"],
+            overhead_s=harness["overhead_by_host"].get(machine(row["host"]), harness["overhead_per_call_s"]),
         )
 
 
@@ -198,6 +198,11 @@ def _suspicions(trials: Sequence[Trial], baseline: str) -> list[str]:
 def _harness(lines: Mapping[Key, Measurement], run: Mapping[str, Any]) -> dict[str, Any]:
     """What the harness adds to a call, as the median of its rounds' medians, and where the run was made."""
     null = [m.samples.get("latency_s") for m in lines.values() if m.stage == "harness"]
+    overhead = {
+        m.host: stats.percentile(m.samples["latency_s"], 0.5)
+        for m in lines.values()
+        if m.stage == "harness" and m.samples.get("latency_s")
+    }
     ceilings = {m.host: m.values["ceilings"] for m in lines.values() if m.values.get("ceilings")}
     contended = [m for m in lines.values() if m.stage == "measure" and m.values.get("contended")]
     return {
@@ -206,6 +211,7 @@ def _harness(lines: Mapping[Key, Measurement], run: Mapping[str, Any]) -> dict[s
         else None,
         "rounds": run["rounds"],
         "most_rounds": max((key[2] or 0 for key in lines if key[1] == "measure"), default=0),
+        "overhead_by_host": overhead,
         "ceilings": next(iter(ceilings.values()), None),
         "ceilings_by_host": ceilings,
         "contended_measurements": len(contended),
