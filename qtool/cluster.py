@@ -107,7 +107,10 @@ def _kind(name: str, nodes: Sequence[Node]) -> Kind:
                 return Kind(name, own, {"label_selector": {key: selector}})
     offers = {r for node in nodes for r in node.resources if _tells(r)}
     offers |= {value for node in nodes for key, value in node.labels.items() if key != NODE_ID}
-    hint = did_you_mean(name, offers) or " Its nodes have neither labels nor resources of their own."
+    hint = (
+        did_you_mean(wanted, {offer.lower() for offer in offers})
+        or " Its nodes have neither labels nor resources of their own."
+    )
     raise QtoolError(f"--on {name}: no alive node of the Ray cluster has such a resource or label.{hint}")
 
 
@@ -135,6 +138,8 @@ class Cluster:
             own: dict[str, Any] = {} if address else {"include_dashboard": False}
             try:
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
+            except ImportError as error:  # the client is an extra of Ray's
+                raise QtoolError(f"--address {address}: {error}. Try: pip install 'ray[client]'.") from None
             except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
                 reason = " ".join(str(error).split())[:200]
                 raise QtoolError(

@@ -1,4 +1,3 @@
-# LEAD NOTE: read /tmp/w-ray/LEAD-NOTE.md first: stop this task and report now
 """The nouns every other module speaks: recipe, trial, measurement, metric, and the errors.
 
 Imports nothing but the standard library and pydantic, so that any process may import it.
@@ -13,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -127,7 +127,7 @@ class Trial(_Closed):
     seed: int
     kind: str | None = Field(None, description="the kind of node of a sweep over several; see qtool.cluster")
 
-    @property
+    @cached_property
     def id(self) -> str:
         # a sweep on one machine keeps the ids it had before there were kinds
         return content_hash(self.model_dump(exclude=None if self.kind else {"kind"}))[:16]

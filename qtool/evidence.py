@@ -1,4 +1,3 @@
-# LEAD NOTE: read /tmp/w-ray/LEAD-NOTE.md first: stop this task and report now
 """What a run folder holds, read once: its trials with their samples, and its scores paired by example.
 
 Everything that decides (summary, pick, compare, gate) starts here. No model is loaded.

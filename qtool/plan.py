@@ -1,4 +1,3 @@
-# LEAD NOTE: read /tmp/w-ray/LEAD-NOTE.md first: stop this task and report now
 """What a sweep will do: its arguments, its trials, which of them are skipped, and what a resumed run must repeat."""
 
 from __future__ import annotations

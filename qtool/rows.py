@@ -1,4 +1,3 @@
-# LEAD NOTE: read /tmp/w-ray/LEAD-NOTE.md first: stop this task and report now
 """One trial's row: its status from its lines, and every metric from its stored samples.
 
 Knows nothing of other trials but the baseline. A number that does not apply or that its samples do not

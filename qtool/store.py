@@ -1,4 +1,3 @@
-# LEAD NOTE: read /tmp/w-ray/LEAD-NOTE.md first: stop this task and report now
 """The run folder's files: `results.jsonl` (appended line by line, never rewritten) and `run.json`.
 
 Schema history of a line: 1 = the first.
