@@ -127,7 +127,10 @@ def describe(
 ) -> dict[str, Any]:
     """Members, the share of resamples in which each option is on the frontier, and the hypervolume, JSON-able."""
     members = frontier.front([option.name for option in every], pairs)
-    shares = standing(found, every, names)
+    shares: dict[str, float] = {}
+    for host in dict.fromkeys(option.trial.group.host for option in every):
+        # the rounds of two hosts were not paired: each host's options stand or fall among themselves
+        shares |= standing(found, [o for o in every if o.trial.group.host == host], names)
     value, reason = hypervolume_of(found, every, names)
     return {
         "objectives": list(names),
@@ -211,6 +214,8 @@ def hypervolume_of(
     point and 1 at no cost (or a perfect score), so 1 is the most and runs on one task can be set side by side.
     None with a reason where the baseline has no positive value.
     """
+    if len({option.trial.group.host for option in every}) > 1:
+        return None, "the run holds several hosts"
     base = next((o for o in every if o.row["recipe"] == found.baseline), None)
     if base is None:
         return None, f"{found.baseline} did not finish"

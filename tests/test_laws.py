@@ -27,8 +27,9 @@ HEAVY = {
     "evaluate",
     "accelerate",
     "sklearn",
+    "ray",
 }
-PARENT_ONLY = ("cli", "sweep", "plan", "listing", "doctor", "export")
+PARENT_ONLY = ("cli", "sweep", "plan", "listing", "doctor", "export", "cluster", "ray_sweep", "remote")
 
 
 def imports(path: Path) -> set[str]:
