@@ -164,7 +164,7 @@ def delta_of(scores: PairedScores | None, baseline: str) -> Callable[[str, str],
         if a not in scores.predictions or b not in scores.predictions:
             return None
         first, second = sorted((a, b), key=lambda name: (name == baseline, name))
-        found = scores.delta(first, second)
+        found = scores.delta(first, second) if first == baseline else scores.near(first, second)
         return found if a == first else _negative(found)
 
     return delta

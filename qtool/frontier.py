@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from qtool.stats import Interval, t_ratio
+from qtool.stats import Interval, t_bounds
 
 Outcome = Literal["better", "worse", "tie", "unresolved"]
 OPPOSITE: dict[Outcome, Outcome] = {
@@ -33,6 +33,7 @@ stays inside that while fewer than 8 % of the predictions change; a smaller marg
 TIE_RATIO = 1.10
 """Two latencies or peaks are tied when the whole interval of their ratio lies within 10 %: what a user would
 call the same. A wider interval has shown neither a difference nor a likeness, and blocks dominance."""
+_TIE_LOG = math.log(TIE_RATIO)
 
 
 Numbers = Mapping[int, float] | float | None
@@ -58,18 +59,25 @@ def by_rounds(mine: Mapping[int, float], other: Mapping[int, float]) -> Outcome:
         return "unresolved"
     if len(shared) == 1:
         return by_value(mine[shared[0]], other[shared[0]])
-    return by_ratio(t_ratio([mine[r] for r in shared], [other[r] for r in shared]))
+    # a large run has thousands of pairs: logarithms are compared as they are
+    low, high = t_bounds([math.log(mine[r] / other[r]) for r in shared])
+    return _by_logs(low, high)
 
 
 def by_ratio(ratio: Interval) -> Outcome:
     """Lower is better: the interval of mine over the other's leaves out 1, or lies near it (a tie)."""
     if ratio.low is None or ratio.high is None:
         return "unresolved"
-    if ratio.high < 1:
+    return _by_logs(math.log(ratio.low), math.log(ratio.high))
+
+
+def _by_logs(low: float, high: float) -> Outcome:
+    """Lower is better: the interval of the logarithm of mine over the other's leaves out 0, or lies near it (a tie)."""
+    if high < 0:
         return "better"
-    if ratio.low > 1:
+    if low > 0:
         return "worse"
-    return "tie" if ratio.low > 1 / TIE_RATIO and ratio.high < TIE_RATIO else "unresolved"
+    return "tie" if low > -_TIE_LOG and high < _TIE_LOG else "unresolved"
 
 
 def by_value(mine: float | None, other: float | None) -> Outcome:

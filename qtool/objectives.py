@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from qtool import evidence, frontier
-from qtool.bootstrap import Bootstrap
 from qtool.core import METRICS, SCORES, QtoolError, did_you_mean
 from qtool.evidence import Evidence
 from qtool.frontier import SCORE, Numbers
@@ -189,8 +188,7 @@ def _score_costs(found: Evidence, every: Sequence[Option], costs: Array, resampl
         ]
         if not recipes:
             continue
-        told = np.stack([scores.predictions[recipe] for recipe in recipes])
-        drawn = Bootstrap(scores.metric, scores.labels, told, scores.classes, resamples, seed).reference
+        drawn = scores.drawn(recipes, resamples, seed)
         for row, option in enumerate(every):
             if option.scored == scored and option.row["recipe"] in recipes:
                 costs[:, row] = -drawn[recipes.index(option.row["recipe"])]
@@ -199,9 +197,15 @@ def _score_costs(found: Evidence, every: Sequence[Option], costs: Array, resampl
 def _undominated(costs: Array, tied: Array | float = 0.0) -> Array:
     """Whether no other is lower by more than `tied` somewhere and higher by more nowhere: (resamples, options)."""
     dominated = np.zeros(costs.shape[:2], bool)
+    columns = [np.ascontiguousarray(column) for column in np.moveaxis(costs, 2, 0)]
+    limits = np.broadcast_to(tied, len(columns))
     for other in range(costs.shape[1]):
-        rival = costs[:, other : other + 1, :]
-        dominated |= (rival <= costs + tied).all(axis=2) & (rival < costs - tied).any(axis=2)
+        nowhere_higher, somewhere_lower = np.ones_like(dominated), np.zeros_like(dominated)
+        for column, limit in zip(columns, limits, strict=True):
+            rival = column[:, other : other + 1]
+            nowhere_higher &= rival <= column + limit
+            somewhere_lower |= rival < column - limit
+        dominated |= nowhere_higher & somewhere_lower
     return ~dominated
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,12 @@ class PairedScores:
         self._kept = paths[0].parent / "draws" if self.classes is None and paths else None
         self._keep = keep and self._kept is not None and _can_write(self._kept)
         self._bootstrap = cache(self._resample)
+        self._beside = cache(self._with_baseline)
         self.change = cache(self._change)
         self.not_worse = cache(self._not_worse)
         self.single = cache(self._single)
         self.delta = cache(self._delta)
+        self.near = cache(self._near)
 
     def _resample(self, metric: str) -> Bootstrap:
         every = np.stack([self.predictions[recipe] for recipe in self._order])
@@ -82,6 +84,19 @@ class PairedScores:
         every = np.stack([self.predictions[recipe] for recipe in recipes])
         return Bootstrap(metric, self.labels, every, self.classes, resamples)
 
+    def _with_baseline(self, metric: str, recipe: str) -> Bootstrap:
+        """A classifier beside the baseline: its own score and the change are then of the same resamples."""
+        baseline = self.baseline if self.baseline in self.predictions else recipe
+        return self._some(metric, baseline, recipe)
+
+    def drawn(self, recipes: Sequence[str], resamples: int, seed: int) -> list[np.ndarray[Any, Any]]:
+        """Scores of each recipe on the same resamples of the examples; a regression's are the first of its own."""
+        if self.classes is None:
+            found = self._bootstrap(self.metric).reference
+            return [found[self._order.index(recipe)][:resamples] for recipe in recipes]
+        every = np.stack([self.predictions[recipe] for recipe in recipes])
+        return Bootstrap(self.metric, self.labels, every, self.classes, resamples, seed).reference
+
     def _single(self, recipe: str, metric: str) -> Interval:
         """A recipe's score: Wilson for accuracy, bootstrap for the others."""
         own = self.predictions[recipe]
@@ -90,7 +105,7 @@ class PairedScores:
         if self.too_few():
             return Interval(bootstrap.score(metric, self.labels, own))
         if self.classes is not None:
-            return self._some(metric, recipe).single(0).interval()
+            return self._beside(metric, recipe).single(1).interval()
         return self._bootstrap(metric).single(self._order.index(recipe)).interval()
 
     def _change(self, recipe: str, reference: str) -> Estimate | None:
@@ -107,9 +122,10 @@ class PairedScores:
         if self.too_few():
             return None
         if self.classes is not None:
-            # claims are made against the baseline; hundreds of other pairs only decide ties of the frontier
-            resamples = RESAMPLES if self.baseline in (recipe, reference) else RESAMPLES // 5
-            change = self._some(self.metric, reference, recipe, resamples=resamples).change(1, 0)
+            if reference == self.baseline:
+                change = self._beside(self.metric, recipe).change(1, 0)
+            else:
+                change = self._some(self.metric, reference, recipe).change(1, 0)
         else:
             order = self._order
             change = self._bootstrap(self.metric).change(order.index(recipe), order.index(reference))
@@ -124,6 +140,14 @@ class PairedScores:
             bootstrap.score(self.metric, self.labels, self.predictions[r]) for r in (recipe, reference)
         )
         return Interval(new - old)
+
+    def _near(self, recipe: str, reference: str) -> Interval:
+        """`delta` by the jackknife: for the hundreds of pairs that no claim is made about, only a frontier's ties."""
+        if self.metric == "accuracy" or self.too_few():
+            return self.delta(recipe, reference)
+        if self.classes is not None:
+            return self._some(self.metric, reference, recipe, resamples=0).near(1, 0)
+        return self._bootstrap(self.metric).near(self._order.index(recipe), self._order.index(reference))
 
     def _not_worse(self, baseline: str, margin: float) -> dict[str, float]:
         """Holm-adjusted p of the claim, for every other recipe, that its score is not worse by `margin` or more.

@@ -119,7 +119,8 @@ def _t(degrees: int, confidence: float) -> float:
     return float(stdtrit(degrees, (1 + confidence) / 2))
 
 
-def _t_bounds(values: Sequence[float], confidence: float) -> tuple[float, float]:
+def t_bounds(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Ends of Student's t interval of the mean of two or more values."""
     # a run compares thousands of pairs of three rounds: arrays of three cost more than they save
     n, mean = len(values), fmean(values)
     variance = math.fsum((x - mean) ** 2 for x in values) / (n - 1)
@@ -130,7 +131,7 @@ def _t_bounds(values: Sequence[float], confidence: float) -> tuple[float, float]
 def t_mean(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Mean with its Student t interval (Student 1908, Biometrika 6:1-25); no bounds for a single value."""
     mean = fmean(values)
-    return around(mean, *_t_bounds(values, confidence)) if len(values) > 1 else Interval(mean)
+    return around(mean, *t_bounds(values, confidence)) if len(values) > 1 else Interval(mean)
 
 
 def t_log(values: Sequence[float], value: float | None = None, confidence: float = 0.95) -> Interval:
@@ -146,13 +147,8 @@ def t_log(values: Sequence[float], value: float | None = None, confidence: float
     value = math.exp(fmean(logs)) if value is None else value
     if len(logs) < 2:
         return Interval(value)
-    low, high = _t_bounds(logs, confidence)
+    low, high = t_bounds(logs, confidence)
     return around(value, math.exp(low), math.exp(high))
-
-
-def t_ratio(tops: Sequence[float], bottoms: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Geometric mean of the paired ratios tops[i] / bottoms[i] with a t interval on their logarithms."""
-    return t_log([top / bottom for top, bottom in zip(tops, bottoms, strict=True)], None, confidence)
 
 
 def welch_ratio(tops: Sequence[float], bottoms: Sequence[float], confidence: float = 0.95) -> Interval:

@@ -162,12 +162,23 @@ class _Planned(BaseModel):
     kind: str | None = None
 
 
-class _Host(BaseModel):
+class _Node(BaseModel):
     """A host of a sweep over several nodes; `attempt` counts the nodes that its trials were begun on."""
 
     hash: str
     kind: str | None = None
     attempt: int = Field(default=1, ge=1)
+
+
+class _Host(BaseModel):
+    hash: str | None = None
+    cpu_flags: list[str] | None = None
+    gpus: list[dict[str, Any]] | None = None
+
+
+class _Data(BaseModel):
+    rows: int | None = None
+    data_hash: str | None = None
 
 
 class _Run(BaseModel):
@@ -181,10 +192,10 @@ class _Run(BaseModel):
     plan: list[_Planned]
     baseline: str = ""
     notes: list[str] | None = None
-    host: dict[str, Any] | None = None
-    hosts: dict[str, _Host] | None = None
+    host: _Host | None = None
+    hosts: dict[str, _Node] | None = None
     versions: dict[str, Any] | None = None
     args: dict[str, Any] | None = None
-    data: dict[str, Any] | None = None
+    data: _Data | None = None
     model_info: dict[str, Any] | None = None
     recipes: dict[str, dict[str, Any]] | None = None

@@ -83,7 +83,9 @@ def _group(evidence: Evidence, group: Group) -> tuple[list[Row], dict[str, Any]]
     qualified = [each for each in candidates if each.name in shown]
     choice = frontier.choose(qualified, pairs, members, objectives, against) if qualified else None
     return rows, {
-        **group._asdict(),
+        "host": group.host or None,
+        "device": group.device,
+        "batch_size": group.batch_size,
         "recipes": members,
         "recommended": choice.name if choice else None,
         "provisional": provisional,
@@ -114,7 +116,9 @@ def make_rows(evidence: Evidence, group: Group) -> list[Row]:
         rows.append(
             {
                 "recipe": trial.recipe,
-                **group._asdict(),
+                "host": group.host or None,
+                "device": group.device,
+                "batch_size": group.batch_size,
                 "status": trial.status,
                 "cause": trial.cause,
                 "next_step": trial.next_step,
@@ -166,14 +170,16 @@ def _explain(evidence: Evidence, rows: Sequence[Row], harness: Mapping[str, Any]
             _of_host(evidence.run, row),
             latency_s=trial.samples("latency_s"),
             tokens_by_call=next(filter(None, tokens), None),
-            ceilings=harness["ceilings_by_host"].get(machine(row["host"]), harness["ceilings"]),
-            overhead_s=harness["overhead_by_host"].get(machine(row["host"]), harness["overhead_per_call_s"]),
+            ceilings=harness["ceilings_by_host"].get(machine(group_of(row).host), harness["ceilings"]),
+            overhead_s=harness["overhead_by_host"].get(
+                machine(group_of(row).host), harness["overhead_per_call_s"]
+            ),
         )
 
 
 def _of_host(run: Mapping[str, Any], row: Row) -> Mapping[str, Any]:
     """The run as one of the row's host alone."""
-    host = (run.get("hosts") or {}).get(row["host"])
+    host = (run.get("hosts") or {}).get(group_of(row).host)
     return {**run, "host": host} if host else run
 
 

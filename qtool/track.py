@@ -184,7 +184,7 @@ def _fill(
         own = {"mlflow.parentRunId": parent.run_id, "qtool.on_frontier": str(row["on_frontier"]).lower()}
         own |= {key: tags[key] for key in ("qtool.host", "qtool.data_hash")}
         title = f"{row['recipe']} {row['device']} batch {row['batch_size']}"
-        title += f" at {row['host']}" if "/" in row["host"] else ""
+        title += f" at {row['host']}" if "/" in (row["host"] or "") else ""
         nested = client.create_run(parent.experiment_id, parent.start_time, own, title).info.run_id
         _batch(client, nested, {**whole, **trial}, _numbers(row), now_ms)
         client.set_terminated(nested, "FINISHED")

@@ -130,7 +130,7 @@ def test_a_run_of_one_host_has_its_hash_and_an_older_one_none(tmp_path):
     one = write_run(tmp_path / "one", {"fp32": Made((0.01,))}, metric=None, run={"host": {"hash": "h"}})
     assert evidence.load_times(one).groups == [Group("h", "cpu", 1)]
     old = write_run(tmp_path / "old", {"fp32": Made((0.01,))}, metric=None, run={"host": None})
-    assert summary.summarise(old)["rows"][0]["host"] == ""
+    assert summary.summarise(old)["rows"][0]["host"] is None
 
 
 def test_two_hosts_in_a_run_that_tells_of_one_are_refused(tmp_path):

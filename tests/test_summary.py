@@ -71,6 +71,14 @@ def test_the_top_of_the_summary_names_model_task_metric_and_baseline(tmp_path):
     assert top == {"schema": 1, "model": "a/model", "task": "demo", "metric": "accuracy", "baseline": "fp32"}
 
 
+def test_every_row_and_frontier_names_the_machine_it_was_measured_on(tmp_path):
+    folder = write_run(tmp_path, {"fp32": made(), "int8": made(FAST)}, labels=LABELS)
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"host": {"hash": "4f2a"}}))
+    found = summarise(folder)
+    assert {entry["host"] for entry in (*found["rows"], *found["frontier"])} == {"4f2a"}
+
+
 def test_p50_is_the_median_of_the_rounds_with_a_t_interval_on_their_logs(tmp_path):
     rounds = (0.010, 0.012, 0.011)
     low, value, high = bounds(metric(swept(tmp_path, {"fp32": made(rounds)}), "fp32", "latency_p50_s"))
