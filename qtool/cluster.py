@@ -30,6 +30,10 @@ class Lost(Exception):
     """A task ended without an answer because its worker or its node is gone."""
 
 
+class Failed(Exception):
+    """A task raised what it should not."""
+
+
 class OutOfMemory(Exception):
     """Ray ended a task because its node ran out of memory."""
 
@@ -132,6 +136,7 @@ class Cluster:
         import ray
 
         self.stopped, self._lock, self._waiting = Event(), Lock(), set[Any]()
+        self._functions: dict[Callable[..., Any], Any] = {}
         if not ray.is_initialized():
             # Ray takes SIGTERM for itself, and the command line has its own end to it
             before = signal.getsignal(signal.SIGTERM)
@@ -140,7 +145,7 @@ class Cluster:
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
             except ImportError as error:  # the client is an extra of Ray's
                 raise QtoolError(f"--address {address}: {error}. Try: pip install 'ray[client]'.") from None
-            except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+            except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
                 reason = " ".join(str(error).split())[:200]
                 raise QtoolError(
                     f"cannot connect to Ray at {address or os.environ.get('RAY_ADDRESS') or 'this machine'}: {reason}."
@@ -194,7 +199,7 @@ class Cluster:
         """What `function` returns, run as a Ray task; blocks meanwhile.
 
         Ray waits for ever for a node that no longer is: `while_alive` is asked now and then whether one could come.
-        Raises Lost, OutOfMemory, Stopped, and QtoolError where the function does.
+        Raises Lost, OutOfMemory, Failed, Stopped, and QtoolError where the function does.
         """
         import ray
         from ray import exceptions as gone
@@ -202,7 +207,9 @@ class Cluster:
         with self._lock:
             if self.stopped.is_set():
                 raise Stopped
-            reference = ray.remote(**options)(function).remote(*arguments)
+            # made once: each remote function is sent to the cluster and kept there
+            made = self._functions.setdefault(function, ray.remote(function))
+            reference = made.options(**options).remote(*arguments)
             self._waiting.add(reference)
         try:
             while while_alive and not ray.wait([reference], timeout=LOOK_S)[0]:
@@ -217,7 +224,7 @@ class Cluster:
         except gone.RayTaskError as error:
             if isinstance(error.cause, QtoolError):
                 raise error.cause from None
-            raise
+            raise Failed(f"{type(error.cause).__name__}: {_first_line(error.cause)}") from None
         except gone.RayError as error:
             if self.stopped.is_set():
                 raise Stopped from None

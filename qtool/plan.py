@@ -164,6 +164,7 @@ def run_record(plan: Plan) -> dict[str, Any]:
     """`run.json`: everything but the measurements, and no path of this machine beyond what was typed."""
     probed, options = plan.probed, plan.options
     machine = host.fingerprint()
+    here = {**machine, "hash": host.fingerprint_hash(machine)}
     model = {key: value for key, value in probed["model"].items() if key != "folder"}
     return {
         "schema": store.SCHEMA,
@@ -187,7 +188,8 @@ def run_record(plan: Plan) -> dict[str, Any]:
             }
             for trial in plan.trials
         ],
-        "host": {**machine, "hash": host.fingerprint_hash(machine)},
+        # what led a sweep over nodes decides none of its numbers: of several hosts it is the first
+        "host": next(iter(plan.hosts.values()), here),
         **({"hosts": {host_name(each): each for each in plan.hosts.values()}} if plan.hosts else {}),
         "versions": host.versions(),
         "args": comparable(options),

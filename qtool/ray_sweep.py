@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Any
 
 from qtool import host, remote, store
-from qtool.cluster import Cluster, Kind, Lost, Node, OutOfMemory, Stopped, kinds
+from qtool.cluster import Cluster, Failed, Kind, Lost, Node, OutOfMemory, Stopped, kinds
 from qtool.core import QtoolError, Recipe, Trial, cache_dir
 from qtool.isolate import Outcome
 from qtool.plan import Options, Plan, WhyNot, host_name, now
@@ -195,7 +195,7 @@ class RaySweep:
             hosts = {host_name(facts): facts for facts in self.plan.hosts.values()}
             if run.get("hosts") == hosts and lost is None:
                 return
-            run["hosts"] = hosts
+            run["hosts"], run["host"] = hosts, next(iter(hosts.values()))
             for entry in run["plan"]:
                 entry["host"] = host_name(self.plan.hosts[entry["kind"]])
             if lost:
@@ -323,6 +323,10 @@ class _OfKind(Sweep):
             answer = self._alone(job, trial) if timed else self._anywhere(job, trial)
         except OutOfMemory as error:
             return Outcome("oom", {}, str(error), "use a smaller batch or a node with more memory")
+        except Failed as error:
+            return Outcome(
+                "failed", {}, f"on the node: {error}", "see that Ray's node has room, then --resume"
+            )
         except Lost as error:
             return Outcome("failed", {}, f"Ray lost its worker: {error}", "then --resume")
         log = self._log(trial, stage, number)

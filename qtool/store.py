@@ -170,6 +170,11 @@ class _Node(BaseModel):
     attempt: int = Field(default=1, ge=1)
 
 
+class _Lost(BaseModel):
+    host: str
+    cause: str
+
+
 class _Host(BaseModel):
     hash: str | None = None
     cpu_flags: list[str] | None = None
@@ -194,6 +199,7 @@ class _Run(BaseModel):
     notes: list[str] | None = None
     host: _Host | None = None
     hosts: dict[str, _Node] | None = None
+    lost: list[_Lost] | None = None
     versions: dict[str, Any] | None = None
     args: dict[str, Any] | None = None
     data: _Data | None = None

@@ -55,7 +55,7 @@ def of(evidence: Evidence) -> dict[str, Any]:
         "rows": rows,
         "frontier": groups,
         "harness": harness,
-        "notes": [*(run.get("notes") or []), *_suspicions(evidence.trials, evidence.baseline)],
+        "notes": [*(run.get("notes") or []), *_lost(run), *_suspicions(evidence.trials, evidence.baseline)],
     }
 
 
@@ -191,6 +191,14 @@ def _flips(recipe: str, scores: PairedScores | None, baseline: str) -> dict[str,
         return None
     gained, lost = scores.flips(recipe, baseline)
     return {"gained": gained, "lost": lost, "mcnemar_p": stats.mcnemar(gained, lost)}
+
+
+def _lost(run: Mapping[str, Any]) -> list[str]:
+    """What became of nodes that a sweep over several lost."""
+    return [
+        f"{lost['cause']}: the trials of {lost['host']} began again on another"
+        for lost in run.get("lost") or []
+    ]
 
 
 def _suspicions(trials: Sequence[Trial], baseline: str) -> list[str]:
