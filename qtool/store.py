@@ -111,12 +111,16 @@ def current(lines: Mapping[Key, Measurement], run: Mapping[str, Any]) -> dict[Ke
     if not hosts:
         return dict(lines)
     attempts = {entry["trial_id"]: hosts[entry["host"]].get("attempt", 1) for entry in run["plan"]}
-    timed = ("measure", "harness")
     return {
         key: line
         for key, line in lines.items()
-        if line.stage not in timed or line.values.get("attempt", 1) >= attempts.get(line.trial_id, 1)
+        if line.stage != "measure" or _attempt(line) == attempts.get(line.trial_id, 1)
     }
+
+
+def _attempt(line: Measurement) -> int:
+    told = line.values.get("attempt")
+    return told if isinstance(told, int) else 1
 
 
 def write_json(path: Path, value: Any) -> None:
