@@ -133,7 +133,10 @@ class Cluster:
         if importlib.util.find_spec("ray") is None:
             raise QtoolError("--executor ray needs Ray: pip install 'qtool[ray]'.")
         _quiet(address)
+        import logging
+
         import ray
+        from ray.exceptions import RayError
 
         self.stopped, self._lock, self._waiting = Event(), Lock(), set[Any]()
         self._functions: dict[Callable[..., Any], Any] = {}
@@ -142,10 +145,10 @@ class Cluster:
             before = signal.getsignal(signal.SIGTERM)
             own: dict[str, Any] = {} if address else {"include_dashboard": False}
             try:
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
             except ImportError as error:  # the client is an extra of Ray's
                 raise QtoolError(f"--address {address}: {error}. Try: pip install 'ray[client]'.") from None
-            except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+            except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
                 reason = " ".join(str(error).split())[:200]
                 raise QtoolError(
                     f"cannot connect to Ray at {address or os.environ.get('RAY_ADDRESS') or 'this machine'}: {reason}."

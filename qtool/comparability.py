@@ -30,6 +30,8 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, An
     """Every fact that differs between two `run.json`: what it is, both values, and the columns it spoils."""
     found = []
     for what, path, spoils in FACTS:
+        one: Any
+        two: Any
         one, two = (_hashes(run) if what == "host" else _at(run, path) for run in (a, b))
         if one == two:
             continue
