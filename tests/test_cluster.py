@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 
-from qtool import cli
+from qtool import cli, group
 from qtool.cluster import Cluster, Kind, Node, kinds
 from qtool.core import QtoolError
 from qtool.flags_of_sweep import kinds_of
@@ -103,3 +105,33 @@ def test_a_local_sweep_imports_no_ray():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["QtoolError", "False", "False"]
+
+
+def test_models_of_one_call_run_side_by_side(monkeypatch):
+    both = threading.Barrier(2, timeout=20)
+
+    def carry_out(plan):
+        both.wait()  # neither goes on without the other
+        return plan
+
+    monkeypatch.setattr(group.sweep, "carry_out", carry_out)
+    assert group._all_at_once([3, 0]) == [3, 0]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_mistake_in_one_model_stops_the_tasks_of_the_others(monkeypatch):
+    stopped = []
+
+    class Plan:
+        def __init__(self, name):
+            self.name = name
+            self.cluster = SimpleNamespace(cluster=SimpleNamespace(stop=lambda: stopped.append(name)))
+
+    def carry_out(plan):
+        if plan.name == "a":
+            raise QtoolError("the disk is full")
+        return 0
+
+    monkeypatch.setattr(group.sweep, "carry_out", carry_out)
+    with pytest.raises(QtoolError, match="disk"):
+        group._all_at_once([Plan("a"), Plan("b")])  # pyright: ignore[reportArgumentType]
+    assert stopped == ["a", "b"]
