@@ -57,7 +57,7 @@ def start(*arguments: object) -> subprocess.Popen:
 
 def wait_for(run: Path, stage: str, process: subprocess.Popen, number: int = 1) -> None:
     """Until `number` lines of a stage are written."""
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 500
     while time.monotonic() < deadline and process.poll() is None:
         if (run / "results.jsonl").is_file() and sum(x["stage"] == stage for x in lines_of(run)) >= number:
             return
@@ -73,11 +73,11 @@ def test_a_sweep_over_ray_has_the_scores_and_artifacts_of_a_local_one(cluster, c
         node("box", cache=tmp_path / f"cache-{number}")
     model = ("sweep", checkpoint, "--data", table, *INPUTS, "--recipe", "bf16", "--rounds", "1")
     shared = ("--executor", "ray", "--address", made.address, "--shared", tmp_path / "shared")
-    over_ray = qtool(*model, *shared, "--out", tmp_path / "ray")
+    over_ray = qtool(*model, *shared, "--out", tmp_path / "ray", timeout_s=500)
     assert over_ray.returncode == 0, over_ray.stderr
     built = [line["values"]["artifact"] for line in lines_of(tmp_path / "ray") if line["stage"] == "build"]
     assert not any((cache_dir() / "artifacts" / key).exists() for key in built)  # made on the nodes alone
-    local = qtool(*model, "--out", tmp_path / "local")
+    local = qtool(*model, "--out", tmp_path / "local", timeout_s=500)
     assert local.returncode == 0, local.stderr
     ours, theirs = (summary_rows(tmp_path / name) for name in ("local", "ray"))
     assert [(r["recipe"], r["host"], r["status"]) for r in ours] == [
@@ -121,7 +121,7 @@ def test_a_lost_nodes_trials_run_again_elsewhere_or_end_with_the_cause(cluster, 
     # the first of its kind, by address and id, is the one that is timed
     made.remove_node(box[0], allow_graceful=False)
     made.remove_node(single, allow_graceful=False)
-    told, _ = sweeping.communicate(timeout=250)
+    told, _ = sweeping.communicate(timeout=500)
     assert sweeping.returncode == 3, told
     by_kind = {row["host"].partition("/")[0]: row for row in summary_rows(run)}
     assert by_kind["box"]["status"] == "ok", told
@@ -171,10 +171,10 @@ def test_an_interrupted_sweep_keeps_what_finished_and_goes_on(cluster, checkpoin
     sweeping = start(*flags)
     wait_for(run, "measure", sweeping)
     os.kill(sweeping.pid, 2)
-    told, _ = sweeping.communicate(timeout=120)
+    told, _ = sweeping.communicate(timeout=300)
     assert sweeping.returncode == 130, told
     before = lines_of(run)
-    done = qtool(*flags, "--resume")
+    done = qtool(*flags, "--resume", timeout_s=500)
     assert done.returncode == 0, done.stderr
     assert lines_of(run)[: len(before)] == before
     assert {row["status"] for row in summary_rows(run)} == {"ok"}
