@@ -114,7 +114,7 @@ def test_a_lost_nodes_trials_run_again_elsewhere_or_end_with_the_cause(cluster, 
     single = node("single")
     run = tmp_path / "run"
     sweeping = start(
-        *("sweep", checkpoint, "--data", table, *INPUTS, "--rounds", "3", "--out", run),
+        *("sweep", checkpoint, "--data", table, *INPUTS, "--recipe", "fp32", "--rounds", "3", "--out", run),
         *("--executor", "ray", "--address", made.address, "--on", "box,single"),
     )
     wait_for(run, "measure", sweeping, 2)
@@ -166,7 +166,7 @@ def test_an_interrupted_sweep_keeps_what_finished_and_goes_on(cluster, checkpoin
     made, node = cluster
     node("box")
     run = tmp_path / "run"
-    flags = ("sweep", checkpoint, "--data", table, *INPUTS, "--rounds", "2", "--out", run)
+    flags = ("sweep", checkpoint, "--data", table, *INPUTS, "--recipe", "fp32", "--rounds", "2", "--out", run)
     flags += ("--executor", "ray", "--address", made.address)
     sweeping = start(*flags)
     wait_for(run, "measure", sweeping)
