@@ -258,8 +258,9 @@ class Cluster:
 
 
 def _first_line(error: Exception) -> str:
+    """The first sentence: Ray goes on with advice on its own tools."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return " ".join(lines[0].split())[:300]
+    return " ".join(lines[0].split(". ")[0].split())[:300]
 
 
 def _quiet(address: str | None) -> None:
