@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from qtool import host, isolate, measure, prepare, recipes
-from qtool.core import Batch
+from qtool import demo, host, isolate, measure, prepare, recipes
+from qtool.core import Batch, QtoolError, Unavailable
 
 T = TypeVar("T")
 CHILD_TIMEOUT_S = 900.0
@@ -130,6 +130,48 @@ def _run(stage: str, spec: dict[str, Any], logs: Path, threads: int, *, offline:
     if outcome.status != "ok":
         raise SystemExit(f"{stage}: {outcome.status}: {outcome.error}")
     return outcome.values
+
+
+def pick_model(scratch: Path) -> str:
+    """The demo where its base package and its own files are installed, else a small random model."""
+    try:
+        demo.find_base()
+    except (Unavailable, QtoolError) as error:
+        print(f"a random model stands in for the demo: {error}")
+    else:
+        if demo.DELTA.is_file():
+            return "demo"
+        print(f"a random model stands in for the demo: no {demo.DELTA.name}")
+    write_random(scratch / "random")
+    return str(scratch / "random")
+
+
+def write_random(folder: Path) -> None:
+    """A BERT of MiniLM's shape with random weights over the words of the demo's texts."""
+    import torch
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = sorted(set(demo.EVAL_TABLE.read_text("utf-8").lower().split()))
+    vocabulary = {word: index for index, word in enumerate([*special, *words])}
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    raw.normalizer, raw.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
+    raw.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokens = {f"{name.lower()}_token": f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, model_max_length=512, **tokens)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        intermediate_size=1536,
+        id2label={0: "negative", 1: "positive"},
+        label2id={"negative": 0, "positive": 1},
+    )
+    BertForSequenceClassification(config).eval().save_pretrained(folder)
 
 
 def run_script(

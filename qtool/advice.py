@@ -58,7 +58,8 @@ def advice(
     contended = [name for name in (choice.name, baseline) if name in ok and ok[name]["contended"]]
     if contended:
         named = " and ".join(dict.fromkeys(contended))
-        sentences.append(f"Other work used the CPUs while {named} ran: sweep again on an idle machine.")
+        used = "GPU" if any(ok[name].get("gpu_shared") for name in contended) else "CPUs"
+        sentences.append(f"Other work used the {used} while {named} ran: sweep again on an idle machine.")
     return " ".join(sentences)
 
 

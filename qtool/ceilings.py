@@ -12,18 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from qtool import host, procfs
+from qtool import host, links, procfs
+from qtool.core import cache_dir
+from qtool.fastest import best_s
 
 SIDE = 2048
 """Rows and columns of the factors: 50 MB in all, large enough for a library's blocking to pay."""
-REPEATS = 5
-# After this long the best of what was taken has to do: a slow machine needs a second for one product.
-ENOUGH_S = 1.0
 LEAST_BYTES, MOST_BYTES = 64 * 2**20, 2 * 2**30
 
 
 def take(threads: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, Any]:
-    """Both ceilings on `threads` threads, and the size of the copied array, in a second or two.
+    """Both ceilings on `threads` threads, the size of the copied array, and those of `links`, in a few seconds.
 
     The two axes of a roofline: Williams et al. 2009, "Roofline", CACM 52(4):65. `fp32_flop_per_s` is what
     numpy's BLAS reaches; a library with better kernels, or with narrower numbers, can exceed it.
@@ -34,6 +33,7 @@ def take(threads: int, clock: Callable[[], float] = time.perf_counter) -> dict[s
         "fp32_flop_per_s": product_rate(SIDE, clock),
         "threads": threads,
         "copy_array_bytes": size,
+        **links.take(cache_dir(), clock),
     }
 
 
@@ -60,8 +60,8 @@ def copy_rate(threads: int, size: int, clock: Callable[[], float] = time.perf_co
             np.copyto(target[part], source[part])  # without the interpreter's lock
 
         list(pool.map(fill, slices))
-        best_s = _best(lambda: list(pool.map(copy, slices)), clock)
-    return 2 * 8 * count / best_s
+        took_s = best_s(lambda: list(pool.map(copy, slices)), clock)
+    return 2 * 8 * count / took_s
 
 
 def product_rate(side: int, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -74,8 +74,8 @@ def product_rate(side: int, clock: Callable[[], float] = time.perf_counter) -> f
     rng = np.random.default_rng(0)
     left, right = (rng.random((side, side), np.float32) for _ in range(2))
     out = np.empty((side, side), np.float32)
-    best_s = _best(lambda: np.matmul(left, right, out=out), clock)
-    return 2 * side**3 / best_s
+    took_s = best_s(lambda: np.matmul(left, right, out=out), clock)
+    return 2 * side**3 / took_s
 
 
 def array_bytes(root: Path = procfs.ROOT) -> int:
@@ -92,16 +92,3 @@ def _cache_bytes(path: Path) -> int:
     """`/sys` writes 307200K or 32M."""
     written = procfs.text(path) or "0"
     return int(written.rstrip("KM")) * {"K": 2**10, "M": 2**20}.get(written[-1], 1)
-
-
-def _best(work: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """Seconds of the fastest of `REPEATS` runs, or of at least two within `ENOUGH_S`.
-
-    The fastest, because whatever disturbs a run can only make it slower.
-    """
-    took: list[float] = []
-    while len(took) < REPEATS and (len(took) < 2 or sum(took) < ENOUGH_S):
-        started = clock()
-        work()
-        took.append(clock() - started)
-    return min(took)

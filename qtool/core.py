@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 BASELINES = {"checkpoint": "fp32", "onnx": "onnx-fp32", "openvino": "openvino-fp32"}
 """What every speed-up and score change is against, by what MODEL is: weights for PyTorch or an exported graph."""
@@ -89,6 +89,15 @@ class Recipe(_Closed):
     requires: Requires = Requires()
     expect: Expect = Expect()
     env: str | None = None
+
+    @field_validator("placement")
+    @classmethod
+    def _as_json_keeps_it(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """A GPU's number as a key is a string in JSON: the same recipe must be equal after a journey through it."""
+        return {
+            str(key): {str(name): each for name, each in part.items()} if isinstance(part, dict) else part
+            for key, part in value.items()
+        }
 
     def content(self) -> dict[str, Any]:
         """The parts that decide what is built: prose and what is demanded of the result are left out."""
@@ -200,8 +209,11 @@ METRICS = {
         Metric("load_peak_rss_bytes", "B", "lower", 0, "load peak RSS"),
         Metric("steady_rss_bytes", "B", "lower", 0, "steady RSS"),
         Metric("peak_vram_bytes", "B", "lower", 0, "peak VRAM"),
+        Metric("vram_allocated_bytes", "B", "lower", 0, "VRAM allocated"),
+        Metric("vram_device_bytes", "B", "lower", 0, "VRAM of the process"),
         Metric("gpu_utilization_ratio", "", "higher", 2, "GPU use"),
         Metric("energy_j", "J", "lower", 3, "energy"),
+        Metric("power_w", "W", "lower", 1, "power"),
         Metric("load_s", "s", "lower", 3, "load"),
         Metric("first_call_s", "s", "lower", 3, "first call"),
         Metric("end_to_end_p50_s", "s", "lower", 4, "end-to-end p50"),
@@ -248,6 +260,8 @@ class Loaded:
     """Intra-op threads read back from the engine; None where it does not tell."""
     split: Split | None = None
     """None where the runtime does not tell the parts of a call."""
+    placement: Callable[[Batch], dict[str, Any]] | None = None
+    """Where the weights are and what a pass over a batch moves; None where the runtime places nothing."""
 
 
 @dataclass
@@ -271,6 +285,8 @@ class BuildJob:
     recipe: Recipe
     calibration: list[Batch]
     threads: int
+    device: str = "cpu"
+    """Where weights are made; "cuda" for what no CPU computes."""
 
 
 def unmet(expect: Expect, audit: Audit) -> list[str]:

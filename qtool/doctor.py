@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qtool import contention, host, isolate, memory
+from qtool import contention, host, isolate, memory, topology
 from qtool.core import Recipe
 from qtool.recipes import EXTRAS
 from qtool.traits import TRAITS, Trait, formats
@@ -60,6 +60,7 @@ def report(recipes: Sequence[Recipe] = (), hub_timeout_s: float = 3.0, measure: 
         lines.append(
             f"GPU       {gpu['name']}, {size}, capability {gpu['capability']}, driver {gpu['driver']}"
         )
+    lines += [f"topology  {line}" for line in topology.lines(topology.read())]
     if not found["gpus"]:
         lines.append("GPU       none: no NVIDIA driver answers, recipes for cuda are skipped")
     lines.append(f"hub       {found['hub']['sentence']}")
@@ -108,7 +109,25 @@ def _ceilings(threads: int) -> list[str]:
         f"fp32      {significant(product / 1e9)} GFLOP/s {on}, a product of two matrices",
         f"balance   {balance} FLOP a byte: work that does fewer on each byte it fetches from memory waits for"
         " memory, work that does more waits for arithmetic",
+        *(f"link      {line}" for line in _links(outcome.values)),
     ]
+
+
+def _links(ceilings: dict[str, Any]) -> list[str]:
+    """What offloaded weights come over, at most."""
+    names = {
+        "disk_read": "a mapped file read from disk",
+        "page_cache_read": "a mapped file read from the page cache",
+        "pinned_copy": "from pinned host memory to the GPU",
+        "pageable_copy": "from pageable host memory to the GPU",
+    }
+    found = []
+    for name, words in names.items():
+        rate, reason = (ceilings.get(f"{name}_bytes_per_s{end}") for end in ("", "_reason"))
+        found.append(
+            f"{significant(rate / 1e9)} GB/s {words}" if rate else f"{words}: not measured, {reason}"
+        )
+    return found
 
 
 def _missing(extras: dict[str, str]) -> list[dict[str, Any]]:

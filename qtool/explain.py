@@ -78,7 +78,13 @@ def explain(
     # Other work lengthens calls by itself, and the ceilings were taken at another moment.
     quiet = not row.get("contended")
     constant = list(_constant(case, line, work)) if quiet else []
-    reasons = [*constant, *_tokenising(case), *_batch(case, rows), *_harness(case, overhead_s)]
+    reasons = [
+        *_disturbed(row),
+        *constant,
+        *_tokenising(case),
+        *_batch(case, rows),
+        *_harness(case, overhead_s),
+    ]
     if on_cpu:
         reasons += [*_instructions(case, rows), *_conversion(case, rows)]
     if work and ceilings and quiet:
@@ -163,7 +169,9 @@ def _plain(case: Case, rows: Sequence[Row], kind: str) -> Case | None:
             continue
         other = _case(row, case.run)
         alike = all(row[name] == case.row[name] for name in ("device", "batch_size"))
-        parts = ((other.recipe.get(name), case.recipe.get(name)) for name in ("runtime", "compile"))
+        parts = (
+            (other.recipe.get(name), case.recipe.get(name)) for name in ("runtime", "compile", "placement")
+        )
         alike = alike and bool(other.recipe) and all(own == its for own, its in parts)
         if alike and precision.stored(other.audit) == other.arithmetic == kind:
             return other
@@ -234,6 +242,17 @@ def _bounds(case: Case, work: Work, ceilings: Mapping[str, Any], *, overhead_tol
         yield (
             0.5,
             f"Far from both ceilings: {reading}, {products}, and it takes {took}: the rest is other work.",
+        )
+
+
+def _disturbed(row: Row) -> Iterator[Reason]:
+    """A GPU that slowed its clocks, or that somebody else computed on: such a time is not the recipe's alone."""
+    if row.get("gpu_shared"):
+        yield 2.0, "Another process computed on this GPU: its times are those of a shared one."
+    if names := row.get("throttled_by"):
+        yield (
+            2.0,
+            f"The GPU slowed its clocks while it worked ({', '.join(names)}): at full clocks it is faster.",
         )
 
 

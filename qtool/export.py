@@ -98,7 +98,11 @@ def _opening(recipe: Recipe, device: str, auto_class: str) -> str:
         source = inspect.getsource(own).replace("-> Any:", "-> object:")
         opening = f"\n\n{source}\n\nmodel = open_model(HERE, {device!r})"
     else:
-        opening = f'model = {auto_class}.from_pretrained(HERE, dtype="auto", device_map={device!r}).eval()'
+        placed: dict[str, Any] = {"device_map": device}
+        if recipe.placement:
+            placed = plugins.load("runtimes", recipe.runtime).exported_placement(recipe, device)
+        where = ", ".join(f"{name}={value!r}" for name, value in placed.items())
+        opening = f'model = {auto_class}.from_pretrained(HERE, dtype="auto", {where}).eval()'
     if recipe.compile:
         settings = plugins.load("runtimes", recipe.runtime).Compile(**recipe.compile)
         named = [f"{name}={value!r}" for name, value in settings if value is not None]

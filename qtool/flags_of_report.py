@@ -15,7 +15,13 @@ PORT = 8750
 def add(report: argparse.ArgumentParser) -> None:
     """Declare every flag."""
     flag = report.add_argument
-    flag("run", metavar="RUN", type=Path, help="a run folder; with --serve a folder of them")
+    flag(
+        "runs",
+        metavar="RUN",
+        type=Path,
+        nargs="+",
+        help="a run folder, or several of one model to join; with --serve a folder of them",
+    )
     flag(
         "--format",
         choices=FORMATS,
@@ -26,36 +32,75 @@ def add(report: argparse.ArgumentParser) -> None:
     flag("--serve", action="store_true", help="show the runs of a folder in a browser, on this machine only")
     flag("--port", metavar="N", type=_port, help=f"port of --serve, 0 for any free one; default {PORT}")
     flag("--track", choices=("mlflow",), help="log the run to MLflow: MLFLOW_TRACKING_URI, else ./mlruns")
+    flag(
+        "--cost",
+        metavar="FILE",
+        type=Path,
+        help="prices.yaml: adds the cost and the break-even of CPU and GPU",
+    )
+    flag(
+        "--sla",
+        metavar="T",
+        help="largest p95 from arrival to answer that the cost is counted at, such as 50ms",
+    )
     report.set_defaults(carry_out=carry_out)
 
 
 def carry_out(options: argparse.Namespace) -> int:
     """Print, write, serve or log. Raises QtoolError for flags that do not go together."""
     _refuse_mixtures(options)
+    if len(options.runs) > 1 or options.cost or options.sla:
+        return _joint(options)
+    (run,) = options.runs
     if options.serve:
         from qtool.report import serve
 
-        return serve.serve(options.run, PORT if options.port is None else options.port)
+        return serve.serve(run, PORT if options.port is None else options.port)
     if options.track:
         from qtool import track
 
-        print(track.log(options.run))
+        print(track.log(run))
         return 0
     format = options.format or "table"
     if format in ("html", "svg", "png", "parquet"):
-        print(_write(options.run, format))
+        print(_write(run, format))
     elif format == "csv":
         from qtool.report import tidy
 
-        sys.stdout.write(tidy.to_csv(tidy.of(options.run)))
+        sys.stdout.write(tidy.to_csv(tidy.of(run)))
     elif format == "card":
         from qtool.report import card
 
-        print(card.render(options.run, options.recipe))
+        print(card.render(run, options.recipe))
     else:
         from qtool import report
 
-        print(report.render(options.run, format))
+        print(report.render(run, format))
+    return 0
+
+
+def _joint(options: argparse.Namespace) -> int:
+    """Print the sheet of several runs, or of one with its cost."""
+    from qtool import goals, joint, prices
+    from qtool.report import joint as sheet
+    from qtool.report import to_json
+
+    format = options.format or "table"
+    asked = "--serve" if options.serve else "--track" if options.track else None
+    asked = asked or (f"--format {format}" if format not in sheet.FORMATS else None)
+    if asked:
+        why = "several runs" if len(options.runs) > 1 else "--cost and --sla"
+        raise QtoolError(f"{asked} is of one run, not with {why}. Formats here: {', '.join(sheet.FORMATS)}.")
+    found = joint.join(
+        options.runs,
+        None if options.cost is None else prices.read(options.cost),
+        None if options.sla is None else goals.quantity(options.sla, goals.SECONDS, "--sla"),
+    )
+    ways = {"table": sheet.render, "md": sheet.to_markdown, "html": sheet.to_html, "json": to_json}
+    if format == "csv":
+        sys.stdout.write(sheet.to_csv(found))
+    else:
+        print(ways[format](found).rstrip("\n"))
     return 0
 
 

@@ -51,19 +51,23 @@ def summarise(trace: Trace, calls: int, own_pid: int) -> dict[str, Any]:
     """The values of one sampled pass of `calls` predictions; a `NAME_reason` stands beside every None.
 
     `gpu_utilization_ratio` is the share of time in which any kernel ran, not the share of the chip in use.
-    `energy_j` is the whole board's energy per call, idle power included.
+    `energy_j` is the whole board's energy per call and `power_w` its mean over the pass, idle power included.
     """
     utilization = utilization_ratio(trace.times_s, trace.utilization_percent)
     counted_j = None
     if trace.energy_start_j is not None and trace.energy_end_j is not None:
         counted_j = trace.energy_end_j - trace.energy_start_j
+        # a driver that was loaded anew in between starts from 0: https://docs.nvidia.com/deploy/nvml-api/
+        counted_j = counted_j if counted_j >= 0 else None
     total_j = counted_j if counted_j is not None else integrate(trace.times_s, trace.power_w)
+    lasted_s = trace.times_s[-1] - trace.times_s[0] if trace.times_s else 0.0
     slowed = throttle_reasons(mask for mask in trace.clock_reasons if mask is not None)
     seen = [pids for pids in trace.pids if pids is not None]
     values: dict[str, Any] = {
         "gpu_utilization_ratio": utilization,
         "energy_j": total_j / calls if total_j is not None and calls else None,
         "energy_source": "counter" if counted_j is not None else "power",
+        "power_w": total_j / lasted_s if total_j is not None and lasted_s > 0 else None,
         "throttled": bool(slowed) if any(mask is not None for mask in trace.clock_reasons) else None,
         "throttle_reasons": slowed,
         "other_processes": any(has_others(pids, own_pid) for pids in seen) if seen else None,
@@ -72,6 +76,7 @@ def summarise(trace: Trace, calls: int, own_pid: int) -> dict[str, Any]:
     reasons = {
         "gpu_utilization_ratio": f"no utilisation was read after the first {UTILIZATION_LAG_S:g} s",
         "energy_j": "the board reports neither an energy counter nor power",
+        "power_w": "the board reports neither an energy counter nor power",
         "throttled": "the board does not report clock event reasons",
         "other_processes": "the driver does not list the processes on this GPU",
     }
@@ -192,7 +197,7 @@ def sample(
                     predict(batch)
                 calls += len(batches)
     except NoGpuCounters as error:
-        names = ("gpu_utilization_ratio", "energy_j", "throttled", "other_processes")
+        names = ("gpu_utilization_ratio", "energy_j", "power_w", "throttled", "other_processes")
         return dict.fromkeys(names) | {f"{name}_reason": str(error) for name in names}
     return summarise(sampler.trace, calls, os.getpid())
 
@@ -203,21 +208,36 @@ def reset_peak_vram() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def peak_vram_bytes() -> int | None:
-    """The larger of torch's peak since the reset and what NVML says this process holds now; None if neither.
+def peak_vram() -> dict[str, Any]:
+    """Peaks in bytes: the allocator's and the device's, and their larger, which a deployment must find room for.
 
-    NVML also sees the CUDA context and the engines that bypass torch; their arenas grow and do not shrink, so
-    the last reading is the peak. The larger of the two is what a deployment must find room for.
+    `vram_allocated_bytes` is torch's peak of tensors since the reset. `vram_device_bytes` is what NVML says that
+    this process holds now: it also sees the CUDA context, cached blocks, CUDA graphs' pools and the engines that
+    bypass torch; those grow and do not shrink, so the last reading is the peak. None with a reason each.
     """
-    known = []
+    found: dict[str, Any] = dict.fromkeys(("peak_vram_bytes", "vram_allocated_bytes", "vram_device_bytes"))
     if torch := _torch():
-        known.append(int(torch.cuda.max_memory_allocated()))
+        found["vram_allocated_bytes"] = int(torch.cuda.max_memory_allocated())
+    else:
+        found["vram_allocated_bytes_reason"] = (
+            "the engine allocates without PyTorch and does not tell how much"
+        )
     try:
         with _nvml() as nvml:
             held = own_bytes(nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml)), os.getpid())
-    except NoGpuCounters:
-        held = None
-    return max([*known, *([] if held is None else [held])], default=None)
+        found["vram_device_bytes"] = held
+        if held is None:
+            found["vram_device_bytes_reason"] = "NVML does not tell this process's memory"
+    except NoGpuCounters as error:
+        found["vram_device_bytes_reason"] = str(error)
+    known = [found[name] for name in ("vram_allocated_bytes", "vram_device_bytes") if found[name] is not None]
+    if known:
+        found["peak_vram_bytes"] = max(known)
+    else:
+        found["peak_vram_bytes_reason"] = (
+            "neither the engine's allocator nor NVML tells this process's memory"
+        )
+    return found
 
 
 def own_bytes(processes: Sequence[Any], own_pid: int) -> int | None:

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from qtool import topology
 from qtool.procfs import ROOT, cgroup, text, usable_cpus
 
 FLAGS = {
@@ -229,6 +230,7 @@ def fingerprint() -> dict[str, Any]:
         "governor": text(cpu),
         "huge_pages": text(ROOT / "sys/kernel/mm/transparent_hugepage/enabled"),
         "gpus": gpus(),
+        **({"topology": joined} if (joined := topology.read()) else {}),
         "environment": {name: os.environ[name] for name in POLICY_VARIABLES if name in os.environ},
     }
 

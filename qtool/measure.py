@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qtool import ceilings, contention, memory, plugins, prepare, reload, timing
+from qtool import ceilings, contention, memory, plugins, prepare, rapl, reload, timing
 from qtool.core import Batch, Loaded, Recipe
 
 CALLS = 130
@@ -84,7 +84,11 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
             values[f"{name}_reason"] = usage.reason
     if recipe.compile:  # whether the first call compiled or found its kernels in the cache
         values["engine"] = loaded.audit().engine
-    values |= _gpu_values(gpu, loaded, batches)
+    values |= hardware(spec["device"], loaded.predict, batches)
+    if values.get("other_processes"):  # its kernels and ours took turns, as processes do on a core
+        values["contended"] = True
+    if recipe.placement and loaded.placement:
+        values["placement"] = loaded.placement(batches[0])
     values["check_max_abs_diff"] = reload.check(loaded, spec, recipe)
     samples = {"latency_s": latency_s, **_end_to_end(spec, loaded, data, meta, size, len(batches))}
     return {"values": values, "samples": samples}
@@ -199,13 +203,11 @@ def _gpu(device: str) -> Any:
     return gpu
 
 
-def _gpu_values(gpu: Any, loaded: Loaded, batches: list[Batch]) -> dict[str, Any]:
-    if gpu is None:
-        names = ("peak_vram_bytes", "gpu_utilization_ratio", "energy_j")
-        return {name: None for name in names} | {f"{name}_reason": "not measured on a CPU" for name in names}
-    found = {"peak_vram_bytes": gpu.peak_vram_bytes(), **gpu.sample(loaded.predict, batches)}
-    if found["peak_vram_bytes"] is None:
-        found["peak_vram_bytes_reason"] = (
-            "neither the engine's allocator nor NVML tells this process's memory"
-        )
-    return found
+def hardware(device: str, predict: Callable[[Batch], Any], batches: list[Batch]) -> dict[str, Any]:
+    """Memory, use, power and energy of the device, from a pass of its own: reading counters disturbs a clock."""
+    gpu = _gpu(device)
+    if gpu is not None:
+        return gpu.peak_vram() | gpu.sample(predict, batches, gpu.PASS_S)
+    names = ("peak_vram_bytes", "vram_allocated_bytes", "vram_device_bytes", "gpu_utilization_ratio")
+    absent = {name: None for name in names} | {f"{name}_reason": "not measured on a CPU" for name in names}
+    return absent | rapl.sample(predict, batches, rapl.PASS_S)

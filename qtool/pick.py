@@ -11,20 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qtool import evidence, frontier, objectives, summary
+from qtool import cost, evidence, frontier, objectives, summary
 from qtool.claims import Estimate, Rounds, holm
 from qtool.core import METRICS, QtoolError
+from qtool.cost import COST
 from qtool.evidence import Evidence
 from qtool.frontier import MARGIN, SCORE, Candidate
 from qtool.goals import Drop
 from qtool.objectives import Option
+from qtool.prices import PriceList
 from qtool.units import peak_name
 
 ALPHA = summary.ALPHA
 UNDEFINED = "the score is not defined for it or for the baseline, or there are too few examples"
 PEAK = "peak"
-WEIGHED = ("latency_p50_s", PEAK, "disk_bytes", SCORE)
-PREFERENCES = {"latency": "latency_p50_s", "memory": PEAK, "disk": "disk_bytes", "score": SCORE}
+WEIGHED = (COST, "latency_p50_s", PEAK, "disk_bytes", SCORE)
+PREFERENCES = {"latency": "latency_p50_s", "memory": PEAK, "disk": "disk_bytes", "score": SCORE, COST: COST}
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Goals:
     disk_bytes: float | None = None
     prefer: str = "latency"
     objectives: Sequence[str] = ()
+    prices: PriceList | None = None
 
     def limits(self, device: str) -> dict[str, tuple[str, float]]:
         """Flag and limit of each metric that has one, with the memory that counts on a device."""
@@ -75,6 +78,8 @@ def pick(run_dir: Path, goals: Goals) -> dict[str, Any]:
     delta = objectives.delta_of(found, every) if found.scores else None
     pairs = frontier.compare(candidates, delta, every_score=goals.prefer == "score")
     _part(every, pairs)
+    costs = cost.of_options(found, every, goals.prices, goals.prefer == "cost") if goals.prices else {}
+    candidates = cost.weigh(candidates, pairs, costs) if costs else candidates
     pareto = objectives.describe(found, every, names, objectives.only(pairs, names))
     qualified = [c for c in candidates if all(check["met"] for check in checks[c.name])]
     result: dict[str, Any] = {
@@ -88,7 +93,12 @@ def pick(run_dir: Path, goals: Goals) -> dict[str, Any]:
         "tied": [],
         "runner_up": None,
         "evidence": [],
-        "options": [_told(option, checks[option.name], found.run["metric"]) for option in every],
+        "prices": goals.prices.told() if goals.prices else None,
+        "options": [
+            _told(option, checks[option.name], found.run["metric"])
+            | {"cost_per_million": costs[option.name][0] if costs else None}
+            for option in every
+        ],
         "not_ok": [
             {key: row[key] for key in ("recipe", "host", "device", "batch_size", "status", "cause")}
             for row in rows

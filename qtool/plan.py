@@ -157,7 +157,8 @@ def artifact_key(recipe: Recipe, model_content: str, calibration_hash: str | Non
 def _deployment(recipe: Recipe, artifact: str) -> str:
     """Hash of an artifact, how it is run and what is expected of it: what a score and its verdict belong to."""
     how = [recipe.runtime, recipe.runtime_options, recipe.compile, recipe.expect.model_dump()]
-    return content_hash([artifact, recipe.name, *how])[:16]
+    placed = [recipe.placement] if recipe.placement else []
+    return content_hash([artifact, recipe.name, *how, *placed])[:16]
 
 
 def run_record(plan: Plan) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from qtool import host, plugins, strict_yaml
+from qtool import cuda, host, plugins, strict_yaml
 from qtool.core import BASELINE, QtoolError, Recipe, did_you_mean
 
 MAX_BYTES = 64 * 1024
@@ -39,7 +39,7 @@ OWN_ENVIRONMENT = {"optimum": "constraints-optimum.txt"}
 
 Model = TypeVar("Model", bound=BaseModel)
 
-UNSUPPORTED_PARTS = ("placement", "search", "env")
+UNSUPPORTED_PARTS = ("search", "env")
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,12 @@ def check(recipe: Recipe) -> None:
         if not hasattr(runtime, "Compile"):
             raise QtoolError(f"{where}: runtime '{recipe.runtime}' does not compile. Remove 'compile'.")
         _validate(runtime.Compile, recipe.compile, f"{where}, compile of runtime '{recipe.runtime}'")
+    if recipe.placement:
+        if not hasattr(runtime, "Placement"):
+            raise QtoolError(
+                f"{where}: runtime '{recipe.runtime}' does not place weights. Remove 'placement'."
+            )
+        _validate(runtime.Placement, recipe.placement, f"{where}, placement of runtime '{recipe.runtime}'")
     method_runtime = getattr(method, "RUNTIME", "pytorch")
     if recipe.runtime not in (method_runtime, "null"):
         raise QtoolError(
@@ -192,12 +198,14 @@ def why_not(
     if device == "cpu" and flags and not host.cpu_flags() & set(flags):
         return Why(f"needs a CPU with {' or '.join(flags)}", "use another machine")
     if device == "cuda":
-        gpus = host.gpus()
-        if not gpus:
-            return Why("needs a CUDA GPU and none is visible", "use another machine or --device cpu")
-        least = recipe.requires.capability
-        if least and gpus[0]["capability"] < least:
-            return Why(f"needs CUDA capability {least}, found {gpus[0]['capability']}", "use a newer GPU")
+        if reason := cuda.no_gpu():
+            return Why(*reason)
+        least, found = recipe.requires.capability, host.gpus()[0]
+        if least and found["capability"] < least:
+            told = f"needs CUDA capability {least}, found {found['capability']} ({found['name']})"
+            return Why(told, "use a newer GPU")
+        if reason := cuda.not_built(packages):
+            return Why(*reason)
     if recipe.calibration is not None and not has_calibration:
         return Why(
             "needs calibration rows and the task has no training split here", "give --calibration PATH"

@@ -27,8 +27,11 @@ PER_ROUND = (
     "load_peak_rss_bytes",
     "steady_rss_bytes",
     "peak_vram_bytes",
+    "vram_allocated_bytes",
+    "vram_device_bytes",
     "gpu_utilization_ratio",
     "energy_j",
+    "power_w",
     "load_s",
     "first_call_s",
 )
@@ -88,6 +91,16 @@ class Trial:
     @property
     def contended(self) -> bool:
         return any(line.values.get("contended") for line in self.rounds.values())
+
+    @property
+    def throttled_by(self) -> list[str]:
+        """What made the GPU slow its clocks in any round, each named once."""
+        told = (line.values.get("throttle_reasons") or [] for line in self.rounds.values())
+        return list(dict.fromkeys(name for names in told for name in names))
+
+    @property
+    def gpu_shared(self) -> bool:
+        return any(line.values.get("other_processes") for line in self.rounds.values())
 
     @property
     def disk_bytes(self) -> float | None:

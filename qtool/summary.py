@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from qtool import frontier, stats
+from qtool import frontier, stats, transfer
 from qtool.advice import advice
 from qtool.core import Measurement
 from qtool.evidence import Evidence, candidate, delta_of, group_of, load, machine
@@ -46,6 +46,7 @@ def of(evidence: Evidence) -> dict[str, Any]:
         groups.append(entry)
     harness = _harness(evidence.lines, run)
     _explain(evidence, rows, harness)
+    _judge(evidence, rows, harness)
     return {
         "schema": SCHEMA,
         "model": run["model"],
@@ -128,7 +129,11 @@ def make_rows(evidence: Evidence, group: Group) -> list[Row]:
                 "not_worse": _claim(trial.recipe, claims) if good else None,
                 "round_spread": _spread(trial, evidence.run) if good else None,
                 "contended": trial.contended,
+                "throttled_by": trial.throttled_by,
+                "gpu_shared": trial.gpu_shared,
                 "audit": (trial.score.values.get("audit") if trial.score else None) or {},
+                "placement": None,
+                "verdict": None,
             }
         )
     return rows
@@ -181,6 +186,22 @@ def _of_host(run: Mapping[str, Any], row: Row) -> Mapping[str, Any]:
     """The run as one of the row's host alone."""
     host = (run.get("hosts") or {}).get(group_of(row).host)
     return {**run, "host": host} if host else run
+
+
+def _judge(evidence: Evidence, rows: Sequence[Row], harness: Mapping[str, Any]) -> None:
+    """Puts into every placed row where its weights are and what that is worth, and says so first of all."""
+    for row in rows:
+        group = group_of(row)
+        others = {trial.recipe: trial for trial in evidence.trials if trial.group == group}
+        ceilings = harness["ceilings_by_host"].get(machine(group.host), harness["ceilings"])
+        placement, verdict = transfer.judge(
+            others[row["recipe"]], others, _of_host(evidence.run, row), evidence.baseline, ceilings
+        )
+        row["placement"], row["verdict"] = placement, verdict
+        if verdict and row["status"] == "ok":
+            # what explains a call by reading weights from memory does not hold where they come over a link
+            also = [] if placement and placement["moved_bytes"] else row["why"]
+            row["why"] = [verdict["sentence"], *also]
 
 
 def _flips(recipe: str, scores: PairedScores | None, baseline: str) -> dict[str, Any] | None:

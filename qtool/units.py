@@ -19,6 +19,11 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
 
 
+def rounded(value: float) -> str:
+    """As `significant`, of a figure that was computed: 0.9999999 is 1.00 and not 1.000."""
+    return significant(float(f"{value:.3g}"))
+
+
 def number(name: str, value: float | None) -> str:
     """A metric's value in the unit of `unit(name)`."""
     if value is None:
@@ -31,7 +36,7 @@ def number(name: str, value: float | None) -> str:
         return f"{100 * value:.2f}"
     if name == "speedup" and not 0.01 <= value <= 1000:
         return "<0.01" if value < 0.01 else ">1000"  # bounds of two noisy rounds run to millions
-    if name in ("speedup", "throughput_per_s", "energy_j"):
+    if name in ("speedup", "throughput_per_s", "energy_j", "power_w"):
         return significant(value)
     return f"{value:.4f}"
 

@@ -50,12 +50,16 @@ def build(spec: dict[str, Any]) -> dict[str, Any]:
         ]
     artifact = out / "model"
     artifact.mkdir(parents=True)
+    # what a CPU cannot compute is made, and answers the check batch, where it will run
+    device = "cuda" if getattr(method, "needs_gpu", lambda recipe: False)(recipe) else "cpu"
     started = time.perf_counter()
-    built = method.build(BuildJob(Path(spec["model_dir"]), artifact, recipe, calibration, spec["threads"]))
+    built = method.build(
+        BuildJob(Path(spec["model_dir"]), artifact, recipe, calibration, spec["threads"], device)
+    )
     build_s = time.perf_counter() - started
     checkpoint.copy_sentence(Path(spec["model_dir"]), artifact)
     eager = recipe.model_copy(update={"compile": {}})
-    loaded = runtime.wrap(built, eager, "cpu", spec["threads"])
+    loaded = runtime.wrap(built, eager, device, spec["threads"])
     rows, _ = prepare.load_ragged(Path(spec["data"]) / "inputs.npz")
     batch = prepare.collate(
         rows[:CHECK_ROWS], json.loads((Path(spec["data"]) / "meta.json").read_text("utf-8"))
@@ -208,19 +212,28 @@ def main() -> None:
 
 
 def _oom(message: str) -> dict[str, Any]:
+    on_gpu = any(sign in message.lower() for sign in ("cuda", "cublas", "cudnn", "gpu", "bfcarena"))
     return {
         "status": "oom",
         "error": message,
-        "next_step": "use a smaller batch or a machine with more memory",
+        "next_step": "use a smaller batch, a recipe with smaller weights or a GPU with more memory; nvidia-smi shows"
+        " who else holds it"
+        if on_gpu
+        else "use a smaller batch or a machine with more memory",
     }
+
+
+OOM_SIGNS = (
+    *("outofmemory", "out of memory", "can't allocate memory", "bad_alloc", "bad allocation"),
+    *("cublas_status_alloc_failed", "cudnn_status_alloc_failed", "failed to allocate memory"),
+)
+"""PyTorch's and Python's own, and those of cuBLAS, cuDNN and ONNX Runtime's BFCArena, which have no class of theirs
+(https://github.com/microsoft/onnxruntime/issues/16307)."""
 
 
 def _is_oom(error: Exception) -> bool:
     text = f"{type(error).__name__} {error}".lower()
-    return any(
-        sign in text
-        for sign in ("outofmemory", "out of memory", "can't allocate memory", "bad_alloc", "bad allocation")
-    )
+    return any(sign in text for sign in OOM_SIGNS)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ def rounding_error(kind: str) -> float:
 ROUNDED = {
     "fp32": [],
     "fp32-compile": [],
+    "fp32-disk-offload": [],
     "bf16": ["bfloat16"] * 5,
     "bf16-compile": ["bfloat16"] * 5,
     "bf16-autocast": ["bfloat16"] * 5,

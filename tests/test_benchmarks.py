@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-# common.py is no command, and training has no peer and no target
-OTHERS = {BENCHMARKS / name for name in ("common.py", "train_demo.py", "finetune.py")}
+# common.py and gpu_children.py are no commands, and training has no peer and no target
+OTHERS = {BENCHMARKS / name for name in ("common.py", "gpu_children.py", "train_demo.py", "finetune.py")}
 SCRIPTS = sorted(set(BENCHMARKS.glob("*.py")) - OTHERS)
 
 
@@ -88,7 +88,12 @@ def test_benchmark_apps_median_is_read_in_seconds_whatever_its_unit(script):
 def row(
     recipe: str, status: str = "ok", cause: str | None = None, device: str = "cuda", **figures: object
 ) -> dict:
-    values = {"peak_vram_bytes": 5e8, "gpu_utilization_ratio": 0.4, "energy_j": 0.2} | figures
+    values = {
+        "peak_vram_bytes": 5e8,
+        "gpu_utilization_ratio": 0.4,
+        "power_w": 90.0,
+        "energy_j": 0.2,
+    } | figures
     metrics = {name: {"value": value, "reason": "NVML is silent"} for name, value in values.items()}
     return {"recipe": recipe, "device": device, "status": status, "cause": cause, "metrics": metrics}
 
@@ -104,6 +109,7 @@ def test_a_gpu_run_with_every_figure_has_no_problem(script):
         (row("bf16", "skipped", "needs bitsandbytes"), "bf16: skipped: needs bitsandbytes"),
         (row("bf16", device="cpu"), "bf16: no row on cuda"),
         (row("bf16", energy_j=None), "bf16: no energy_j: NVML is silent"),
+        (row("bf16", power_w=0.0), "bf16: power_w is 0.0, expected more than 1"),
         (row("bf16", gpu_utilization_ratio=0.0), "bf16: gpu_utilization_ratio is 0.0, expected more than 0"),
     ],
 )
@@ -116,18 +122,146 @@ def test_a_recipe_that_the_gpu_is_too_old_for_is_no_problem(script):
     assert script("gpu_check").problems([too_old], ["fp8"]) == []
 
 
-def test_without_a_gpu_the_gpu_check_says_that_it_did_not_run():
-    done = run(BENCHMARKS / "gpu_check.py")
-    if "GPU:" in done.stdout:
-        pytest.skip("this machine has a GPU that cannot be hidden")
+@pytest.mark.parametrize("name", ["gpu_check.py", "clocks_agree.py"])
+def test_without_a_gpu_what_needs_one_says_that_it_did_not_run(name):
+    done = run(BENCHMARKS / name)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "not run on a GPU"
+
+
+def test_the_gpu_check_is_estimated_below_its_six_minutes(script):
+    from qtool import recipes
+
+    check = script("gpu_check")
+    chosen = [recipe for recipe in recipes.load_all() if "cuda" in recipe.devices]
+    compiled = sum(bool(recipe.compile) for recipe in chosen)
+    # by hand, on 8 cores four at a time: probe, preparing, the last compiled one, measuring, profile, clocks
+    four = 8 + (14 * len(chosen) + 30 * compiled) / 4 + 30 + 6 + 7 * len(chosen) + 30 + 12
+    assert check.estimate_s(chosen, 8) == pytest.approx(four)
+    assert four < check.BUDGET_S == 360
+    assert check.estimate_s(chosen, 64) < four < check.estimate_s(chosen, 2)
+
+
+def test_a_line_of_the_gpu_checks_table_has_a_cell_for_each_column(script):
+    check = script("gpu_check")
+    values = {
+        "latency_p50_s": 0.0025,
+        "peak_vram_bytes": 3e8,
+        "vram_allocated_bytes": 1.2e8,
+        "power_w": 301.5,
+    }
+    values |= {"vram_device_bytes": 3e8, "gpu_utilization_ratio": 0.42, "energy_j": 0.7}
+    answer = {"status": "ok", "values": values | {"throttle_reasons": ["software power cap"]}}
+    found = check.row("bf16", answer)
+    found["metrics"] |= {"speedup": {"value": 1.5}, "agreement": {"value": 1.0}}
+    shown = check.cells(found)
+    assert len(shown) == len(check.COLUMNS)
+    assert shown == ["bf16", "2.5", "1.5", "1", "120", "300", "42", "301.5", "0.7", "software power cap"]
+    failed = check.cells(check.row("bf16", {"status": "failed", "error": "a | b"}))
+    assert failed[:2] == ["bf16", "failed: a / b"]
+    assert len(failed) == len(check.COLUMNS)
+
+
+def test_the_gpu_check_compares_answers_and_times_with_the_baselines(script, tmp_path):
+    numpy = pytest.importorskip("numpy")
+    check = script("gpu_check")
+    rows = []
+    for name, p50_s, classes in (("fp32", 0.004, [0, 1, 1, 0]), ("bf16", 0.002, [0, 1, 0, 0])):
+        path = tmp_path / f"{name}.npz"
+        numpy.savez(path, logits=numpy.eye(2, dtype="f4")[classes])
+        answer = {"status": "ok", "values": {"latency_p50_s": p50_s}}
+        rows.append(check.row(name, answer, {"values": {"predictions": str(path)}}))
+    check.compare(rows)
+    assert rows[1]["metrics"]["speedup"]["value"] == pytest.approx(2.0)
+    assert rows[1]["metrics"]["agreement"]["value"] == pytest.approx(0.75)
+    assert rows[0]["metrics"]["agreement"]["value"] == 1.0
+
+
+def test_the_gpu_checks_table_names_the_gpu_the_paths_and_the_problems(script):
+    check = script("gpu_check")
+    gpu = {"name": "a GPU", "capability": 9.0, "driver": "580.1"}
+    whole = {"gpu": gpu, "versions": {"torch": "2.13.0"}, "made_at": "2026-12-01", "seconds": 200.0}
+    whole |= {"rows": [check.row("bf16", {"status": "failed", "error": "it crashed"})]}
+    whole |= {"paths": {"profile on cuda": None, "both clocks": "clocks: x"}, "problems": ["clocks: x"]}
+    lines = check.markdown(whole).splitlines()
+    assert lines[0] == "# a GPU: every CUDA path once"
+    assert "- profile on cuda: ok" in lines
+    assert lines[-2:] == ["1 problems", "- clocks: x"]
+
+
+def test_a_child_of_the_gpu_check_that_dies_is_a_failed_row(script):
+    check = script("gpu_check")
+    gone = subprocess.Popen(
+        [sys.executable, "-c", "print('noise'); raise SystemExit(3)"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert check.finish(gone, {}) == {"status": "failed", "error": "ended with exit code 3 and no answer"}
+
+
+@pytest.mark.slow
+def test_the_children_of_the_gpu_check_prepare_and_measure_on_a_cpu_too(script, tmp_path):
+    pytest.importorskip("transformers")
+    check, common = script("gpu_check"), script("common")
+    from argparse import Namespace
+
+    from qtool import recipes
+
+    common.write_random(tmp_path / "random")
+    asked = Namespace(model=str(tmp_path / "random"), data=None, limit=16, threads=1)
+    bench = common.prepare_model(asked, tmp_path, score=True)
+    spec = {
+        **{"model_dir": str(bench.model_dir), "data": str(bench.data), "device": "cpu", "threads": 1},
+        **{
+            "recipe": recipes.find("bf16")[0].model_dump(),
+            "batch_size": 1,
+            "score": True,
+            "metrics": ["accuracy"],
+        },
+        **{
+            "out": str(tmp_path / "bf16"),
+            "artifact": str(tmp_path / "bf16"),
+            "predictions": str(tmp_path / "p.npz"),
+        },
+    }
+    prepared = check.finish(check.start("prepare", spec), spec)
+    assert prepared["status"] == "ok", (tmp_path / "bf16.log").read_text()[-2000:]
+    answer = check.finish(check.start("measure", spec), spec)
+    assert answer["status"] == "ok", (tmp_path / "bf16.log").read_text()[-2000:]
+    found = check.row("bf16", answer, prepared)
+    assert found["metrics"]["latency_p50_s"]["value"] > 0
+    assert found["metrics"]["peak_vram_bytes"] == {"value": None, "reason": "not measured on a CPU"}
+
+
+def test_both_clocks_are_read_around_the_same_calls(script):
+    clocks = script("clocks_agree")
+    now = [0.0]
+
+    class Event:
+        """CUDA's event on a device whose calls take 2 ms each."""
+
+        def record(self) -> None:
+            self.at_ms = now[0]
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, after: Event) -> float:
+            return after.at_ms - self.at_ms
+
+    def predict(batch: int) -> None:
+        now[0] += 2.0
+
+    by_host, by_events = clocks.both(predict, [1, 2], Event)
+    assert len(by_host) == len(by_events) == 2 * clocks.PASSES
+    assert by_events == [0.002] * 6
 
 
 @pytest.mark.slow
 def test_the_stand_in_for_the_demo_takes_every_text_of_its_table(script, tmp_path):
     pytest.importorskip("transformers")
-    script("gpu_check").write_random(tmp_path / "model")
+    script("common").write_random(tmp_path / "model")
     from qtool import demo, models
 
     checked = models.check(tmp_path / "model", None)

@@ -17,10 +17,10 @@ FLAGS = {
     | {"--models", "--metric", "--rounds", "--speedup-within", "--time-budget", "--policy", "--track"}
     | {"--no-score", "--resume", "--dry-run", "--executor", "--address", "--on", "--shared"},
     "pick": {"--max-drop", "--p95", "--p50", "--throughput", "--memory", "--disk", "--prefer"}
-    | {"--objectives", "--json"},
+    | {"--objectives", "--cost", "--json"},
     "compare": {"--json"},
     "gate": {"--policy", "--reference", "--json"},
-    "report": {"--format", "--recipe", "--serve", "--port", "--track"},
+    "report": {"--format", "--recipe", "--serve", "--port", "--track", "--cost", "--sla"},
     "profile": INPUTS | {"--json"},
     "load": {"--arrival", "--sla", "--pattern", "--max-batch", "--max-wait", "--recipe", "--device", "--seed"}
     | {"--real", "--duration", "--json"},

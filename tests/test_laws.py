@@ -29,7 +29,10 @@ HEAVY = {
     "sklearn",
     "ray",
 }
-PARENT_ONLY = ("cli", "sweep", "plan", "listing", "doctor", "export", "cluster", "ray_sweep", "remote")
+PARENT_ONLY = (
+    *("cli", "sweep", "plan", "listing", "doctor", "export", "joint", "cost", "prices"),
+    *("cluster", "ray_sweep", "remote"),
+)
 
 
 def imports(path: Path) -> set[str]:
@@ -46,7 +49,7 @@ def test_listing_recipes_imports_no_ml_library():
     code = (
         "import sys, json, contextlib, io\nfrom qtool import cli\n"
         "with contextlib.redirect_stdout(io.StringIO()): cli.run(['recipes'])\n"
-        "import qtool.sweep, qtool.report, qtool.export, qtool.doctor\n"
+        "import qtool.sweep, qtool.report, qtool.export, qtool.doctor, qtool.joint, qtool.report.joint\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -76,9 +79,15 @@ def test_the_child_side_does_not_import_the_parent_side():
             "models",
             "timing",
             "memory",
+            "gpu",
+            "rapl",
             "core",
             "store",
             "stats",
+            "ceilings",
+            "links",
+            "topology",
+            "transfer",
         )
     ]
     for path in [

@@ -13,7 +13,8 @@ from tests.conftest import need, qtool, shared
 pytestmark = pytest.mark.slow
 # What each recipe says it stores: the type of nearly all elements of the linear layers' weights.
 LINEAR = {
-    **dict.fromkeys(["fp32", "bf16-autocast", "fp16-autocast", "fp32-compile"], "float32"),
+    **dict.fromkeys(["fp32", "fp32-disk-offload", "fp32-compile"], "float32"),
+    **dict.fromkeys(["bf16-autocast", "fp16-autocast"], "float32"),
     **dict.fromkeys(["onnx-fp32", "openvino-fp32"], "float32"),
     **dict.fromkeys(["bf16", "bf16-compile"], "bfloat16"),
     **dict.fromkeys(["fp16", "openvino-bf16"], "float16"),
@@ -32,7 +33,13 @@ RECIPES = set(LINEAR)
 EIGHT_BIT = {name for name, kind in LINEAR.items() if kind in ("int8", "float8_e4m3fn")}
 FOUR_BIT = {name for name, kind in LINEAR.items() if kind in ("nf4", "fp4", "int4")}
 # For a GPU alone, and in an environment of their own.
-SKIPPED = {"fp8-dynamic", "optimum-openvino-fp32", "optimum-openvino-int8", "openvino-bf16"} - RECIPES
+SKIPPED = {
+    "fp8-dynamic",
+    "fp16-auto",
+    "optimum-openvino-fp32",
+    "optimum-openvino-int8",
+    "openvino-bf16",
+} - RECIPES
 
 
 @pytest.fixture(scope="module")

@@ -105,7 +105,7 @@ def test_the_schema_accepts_every_shipped_file_and_refuses_an_unknown_key():
         ({**GOOD, "dtype": "int3"}, "dtype: Input should be"),
         ({**GOOD, "quantize": {"scheme": "int8"}}, "quantize of method 'torch_cast': unknown key 'scheme'"),
         ({**GOOD, "runtime_options": {"autocst": "bfloat16"}}, "Did you mean 'autocast'?"),
-        ({**GOOD, "placement": {"device_map": "auto"}}, "'placement' is not supported yet"),
+        ({**GOOD, "placement": {"device_mpa": "auto"}}, "Did you mean 'device_map'?"),
         ({**GOOD, "search": {"group": [32, 64]}}, "'search' is not supported yet"),
         ({**GOOD, "env": "/opt/python"}, "'env' is not supported yet"),
         ("description: 2020-99-99", "is not valid YAML"),

@@ -359,6 +359,23 @@ def test_a_broken_overhead_measurement_does_not_cost_the_baseline(quick, monkeyp
     assert row_of(run, "fp32")["status"] == "ok"
 
 
+def test_a_gpu_that_runs_out_of_memory_ends_one_trial_with_a_next_step_and_the_sweep_goes_on(
+    quick, monkeypatch
+):
+    def full(stage, spec, **how):
+        if stage == "measure" and (spec["recipe"]["name"], spec["batch_size"]) == ("bf16", 4):
+            return isolate.Outcome(**worker._oom("OutOfMemoryError: CUDA out of memory."))
+        return run_here(stage, spec, **how)
+
+    monkeypatch.setattr(isolate, "run", full)
+    code, run = quick("--recipe", "bf16", "--batch-size", "1", "--batch-size", "4")
+    assert code == 3
+    row = row_of(run, "bf16", 4)
+    assert (row["status"], row["cause"]) == ("oom", "OutOfMemoryError: CUDA out of memory.")
+    assert "a smaller batch" in row["next_step"]
+    assert row_of(run, "bf16")["status"] == row_of(run, "fp32", 4)["status"] == "ok"
+
+
 def test_a_failed_measurement_is_repeated_by_resume(quick, monkeypatch):
     def dying(stage, spec, **how):
         if stage == "measure" and spec["recipe"]["name"] == "bf16":

@@ -68,7 +68,7 @@ def read_csv(text):
 
 
 def test_a_trial_has_a_line_for_each_metric_and_a_failed_one_has_one_line(table):
-    summary_metrics = 22  # accuracy, 5 of agreement and shift, 16 of times, sizes and use
+    summary_metrics = 25  # accuracy, 5 of agreement and shift, 19 of times, sizes and use
     counts = {name: sum(line["recipe"] == name for line in table) for name in ("fp32", "int8", "odd", "fp16")}
     assert counts["fp32"] == counts["int8"] == summary_metrics
     assert counts["odd"] == counts["fp16"] == 1
@@ -182,7 +182,7 @@ def test_parquet_csv_and_json_tell_the_same_numbers(folder, table, tmp_path):
         for row in told["rows"]
         for name, cell in row["metrics"].items()
     }
-    assert len(from_json) == 44
+    assert len(from_json) == 50
     assert numbers(read_csv(tidy.to_csv(table))) == from_json
     assert numbers(pq.read_table(tmp_path / "table.parquet").to_pylist()) == from_json
 

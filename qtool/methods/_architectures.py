@@ -21,6 +21,12 @@ NO_COMPILE = {
     "deberta": "torch 2.13 loses track of the sizes of its relative positions (PendingUnbackedSymbolNotFound)"
 }
 """By `model_type`: why it is not one graph."""
+NO_OFFLOAD = dict.fromkeys(
+    ("deberta", "deberta-v2"),
+    "transformers reads the weights of its relative positions without calling their module, so that Accelerate's"
+    " hooks do not bring them",
+)
+"""By `model_type`: why its weights must lie on the device that computes."""
 
 
 def refuse(recipe: Recipe, model_type: str, threads: int) -> str | None:
@@ -30,6 +36,9 @@ def refuse(recipe: Recipe, model_type: str, threads: int) -> str | None:
         return f"{model_type} cannot compute in {wanted}, {NO_HALF[model_type]}: use a float32 recipe"
     if recipe.compile and model_type in NO_COMPILE:
         return f"{model_type} cannot be compiled, {NO_COMPILE[model_type]}: use a recipe without compile"
+    placed = recipe.placement.get("device_map")
+    if isinstance(placed, dict) and "disk" in placed.values() and model_type in NO_OFFLOAD:
+        return f"{model_type} cannot be offloaded, {NO_OFFLOAD[model_type]}: use a recipe without placement"
     return None
 
 

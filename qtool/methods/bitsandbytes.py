@@ -19,6 +19,8 @@ from qtool.methods import _architectures
 PACKAGES = ("torch", "transformers", "bitsandbytes", "accelerate")
 TITLE = "bitsandbytes"
 refuse = _architectures.refuse
+OFFLOADS: tuple[str, ...] = ()
+"""Nowhere: transformers 5.24 refuses to offload weights that are packed already."""
 
 # LLM.int8 warns at every call of every layer that it casts activations to half precision.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -63,7 +65,7 @@ def build(job: BuildJob) -> Any:
             "bnb_4bit_compute_dtype": dtype,
         }
     config = BitsAndBytesConfig(**kind, llm_int8_skip_modules=heads(job.model_dir))
-    model = checkpoint.load(job.model_dir, dtype=dtype, quantization_config=config, device_map="cpu")
+    model = checkpoint.load(job.model_dir, dtype=dtype, quantization_config=config, device_map=job.device)
     model.save_pretrained(job.out)
     return model
 

@@ -16,6 +16,8 @@ from qtool.methods import _architectures
 PACKAGES = ("torch", "transformers")
 TITLE = "PyTorch, floating point"
 refuse = _architectures.refuse
+OFFLOADS: tuple[str, ...] = ("cpu", "disk")
+"""Where Accelerate may keep its weights while they are not computed with."""
 
 
 class Options(BaseModel):

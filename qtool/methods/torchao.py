@@ -7,6 +7,7 @@ quantised at every call (one scale a token) the products are integer or float8 o
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -16,8 +17,13 @@ from qtool.core import BuildJob, QtoolError, Recipe
 from qtool.methods import _architectures
 
 PACKAGES = ("torch", "transformers", "torchao", "accelerate")
+MORE_ROWS = 16
+"""cuBLAS multiplies int8 matrices of more than 16 rows alone, and a pooled vector or a short text has fewer: "self.size(0)
+needs to be greater than 16", https://github.com/pytorch/ao/issues/2376."""
 TITLE = "torchao"
 refuse = _architectures.refuse
+OFFLOADS: tuple[str, ...] = ("cpu",)
+"""Where Accelerate may keep its weights; transformers 5.24 refuses torchao's on disk."""
 
 
 class Options(BaseModel):
@@ -44,6 +50,11 @@ def check(recipe: Recipe) -> None:
         )
 
 
+def needs_gpu(recipe: Recipe) -> bool:
+    """Whether no CPU can quantise or compute it: torchao demands a GPU for dynamic float8."""
+    return Options(**recipe.quantize).scheme == "float8_dynamic"
+
+
 def build(job: BuildJob) -> Any:
     """Quantise at load and save as safetensors; `from_pretrained` reads the artifact back by its config."""
     import torch
@@ -54,10 +65,39 @@ def build(job: BuildJob) -> Any:
         job.model_dir,
         dtype=getattr(torch, job.recipe.dtype),
         quantization_config=TorchAoConfig(_config(Options(**job.recipe.quantize).scheme)),
-        device_map="cpu",
+        device_map=job.device,
     )
     model.save_pretrained(job.out)
     return model
+
+
+def suit(model: Any, device: str) -> None:
+    """On a GPU, let the layers whose activations become int8 multiply `MORE_ROWS` rows of zeros as well."""
+    if device != "cuda":
+        return
+    import torch
+    from torchao.quantization import Int8Tensor
+
+    for module in model.modules():
+        weight = getattr(module, "weight", None) if type(module) is torch.nn.Linear else None
+        if isinstance(weight, Int8Tensor) and weight.act_quant_kwargs is not None:
+            module.__class__ = _padded()
+
+
+@functools.cache
+def _padded() -> Any:
+    import torch
+
+    class PaddedLinear(torch.nn.Linear):
+        """A row of zeros gives a row that is cut off again: the others are exactly what they were."""
+
+        def forward(self, input: Any) -> Any:
+            rows = input.reshape(-1, input.shape[-1])
+            more = torch.nn.functional.pad(rows, (0, 0, 0, MORE_ROWS))
+            found = torch.nn.functional.linear(more, self.weight, self.bias)
+            return found[:-MORE_ROWS].reshape(*input.shape[:-1], found.shape[-1])
+
+    return PaddedLinear
 
 
 def _config(scheme: str) -> Any:

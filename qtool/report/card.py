@@ -153,7 +153,9 @@ def _made(run: Mapping[str, Any], recipe: Recipe) -> list[str]:
     identity = f" (SHA-256 of its files {escape(content)})" if content else ""
     facts = [f"method {recipe.method}", f"runtime {recipe.runtime}", f"compute type {recipe.dtype}"]
     facts += [
-        f"{name}: {_flat(value)}" for name in ("quantize", "compile") if (value := getattr(recipe, name))
+        f"{name}: {_flat(value)}"
+        for name in ("quantize", "compile", "placement")
+        if (value := getattr(recipe, name))
     ]
     if recipe.calibration:
         facts.append(f"calibrated on {(run.get('data') or {}).get('calibration_rows', 'some')} rows")
@@ -195,7 +197,10 @@ def _measured(found: Evidence, summary: Mapping[str, Any], row: Row) -> list[str
         flips = row["flips"]
         notes.append(f"{flips['gained']} answers were gained and {flips['lost']} lost against {against}")
     if row["contended"]:
-        notes.append("other work used the processor while it was measured: the times are not to be trusted")
+        used = "GPU" if row.get("gpu_shared") else "processor"
+        notes.append(f"other work used the {used} while it was measured: the times are not to be trusted")
+    if names := row.get("throttled_by"):
+        notes.append(f"the GPU slowed its clocks while it was measured: {', '.join(names)}")
     spread = row["round_spread"] or {}
     if spread.get("unstable"):
         notes.append(f"the p50 differs by {100 * spread['ratio']:.0f} % from process to process")

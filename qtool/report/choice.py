@@ -8,9 +8,15 @@ from typing import Any
 
 from qtool.core import METRICS
 from qtool.report.text import one_line
-from qtool.units import between, change, number, with_unit
+from qtool.units import between, change, number, rounded, with_unit
 
-WORDS = {"latency_p50_s": "p50", "peak": "peak memory", "disk_bytes": "size on disk", "score": "score"}
+WORDS = {
+    "cost": "cost",
+    "latency_p50_s": "p50",
+    "peak": "peak memory",
+    "disk_bytes": "size on disk",
+    "score": "score",
+}
 VERDICTS = {
     "better": "shown to be better",
     "worse": "shown to be worse",
@@ -39,6 +45,7 @@ def render(found: Mapping[str, Any]) -> str:
             lines.append(
                 f"  {row['recipe']} on {row['device']} batch {row['batch_size']}: {row['status']}: {row['cause']}"
             )
+    lines += ["", *_costs(found)] if found["prices"] else []
     lines += ["", *_frontier(found["frontier"])]
     return "\n".join(map(one_line, lines))
 
@@ -137,19 +144,39 @@ def _runner_up(found: Mapping[str, Any]) -> list[str]:
         else:
             continue
         # one round has no interval: the values were compared as they came
-        one = found["provisional"] and name in ("latency_p50_s", "peak")
+        one = found["provisional"] and name in ("cost", "latency_p50_s", "peak")
         lines.append(
             f"  {WORDS[name]} {size}: {'one round shows nothing' if one else VERDICTS[line['verdict']]}"
         )
     if found["tied"]:
         by = "its place on the frontier" if found["decided_by"] == "frontier" else WORDS[found["decided_by"]]
         tied = ", ".join(found["tied"])
-        preferred = {"latency": "p50", "memory": "peak memory", "disk": "size", "score": "score"}[
-            found["prefer"]
-        ]
+        preferred = {"latency": "p50", "memory": "peak memory", "disk": "size"}.get(
+            found["prefer"], found["prefer"]
+        )
         lines.append(
             f"  the evidence cannot separate it in {preferred} from {tied}; the tie was broken by {by}"
         )
+    return lines
+
+
+def _costs(found: Mapping[str, Any]) -> list[str]:
+    """Every option's cost, the cheapest first, and what it assumes."""
+    prices = found["prices"]
+    told = [(option["name"], option["cost_per_million"]) for option in found["options"]]
+    known = sorted((pair for pair in told if pair[1]["value"] is not None), key=lambda pair: pair[1]["value"])
+    lines = [
+        f"cost per million in {prices['currency']}, at {100 * prices['utilization']:g} % of the full measured"
+        " throughput (qtool report --cost FILE --sla T counts it within an SLA)"
+    ]
+    for name, cell in known:
+        exact = cell["low"] == cell["high"]
+        interval = "" if exact else between(cell, rounded)
+        lines.append(f"  {name}: {rounded(cell['value'])}{interval} on {cell['instance']}")
+    missing = dict.fromkeys(cell["reason"] for _, cell in told if cell["value"] is None)
+    for reason in missing:
+        names = [name for name, cell in told if cell["value"] is None and cell["reason"] == reason]
+        lines.append(f"  no cost of {', '.join(names)}: {reason}")
     return lines
 
 

@@ -28,8 +28,11 @@ DETAILS = (
     "weight_bytes",
     "load_peak_rss_bytes",
     "steady_rss_bytes",
+    "vram_allocated_bytes",
+    "vram_device_bytes",
     "gpu_utilization_ratio",
     "energy_j",
+    "power_w",
 )
 HOW_TO_READ = (
     "Every row is a recipe. Each round measures every recipe in a fresh process, the baseline among them (with "

@@ -45,6 +45,8 @@ def render(summary: dict[str, Any], run: dict[str, Any], *, width: int | None, c
         console.print(_table(summary, rows, group["device"], width))
         for what, why in text.problems(rows):
             line(f"{what}: {why}", "yellow")
+        for recipe, sentence in text.placed(rows):
+            line(f"{recipe}: {sentence}")
         line()
         line(f"frontier: {', '.join(group['recipes']) or 'nothing finished'}" + _provisional(group))
         line(group["reason"], "green" if group["recommended"] else "red")

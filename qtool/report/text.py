@@ -153,3 +153,8 @@ def problems(rows: list[Row]) -> list[tuple[str, str]]:
             told = ". ".join(words.rstrip(". ") for words in why if words)
             found.append((f"{row['recipe']} {row['status']}", told))
     return found
+
+
+def placed(rows: list[Row]) -> list[tuple[str, str]]:
+    """Every row whose weights were placed, and its verdict."""
+    return [(row["recipe"], row["verdict"]["sentence"]) for row in rows if row.get("verdict")]

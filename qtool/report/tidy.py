@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +118,15 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_csv(table: list[dict[str, Any]]) -> str:
     """As RFC 4180 has it, a header line first; numbers with all their digits."""
+    return written(tuple(COLUMNS), table)
+
+
+def written(columns: Sequence[str], table: Sequence[Mapping[str, Any]]) -> str:
+    """A table of these columns as CSV."""
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([_written(line[name]) for name in COLUMNS] for line in table)
+    writer.writerow(columns)
+    writer.writerows([_written(line[name]) for name in columns] for line in table)
     return out.getvalue()
 
 

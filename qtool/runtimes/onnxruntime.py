@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from qtool.core import Audit, Batch, Loaded, Part, QtoolError, Recipe, Split, Unavailable
-from qtool.runtimes import _graph, _layers
+from qtool.runtimes import _graph, _layers, _providers
 
 PACKAGES = ("onnxruntime",)
 Level = Literal["ORT_ENABLE_ALL", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL"]
@@ -63,7 +63,8 @@ def settings(recipe: Recipe, threads: int) -> Any:
 def wrap(model: Path, recipe: Recipe, device: str, threads: int) -> Loaded:
     """A session over the file `model`.
 
-    Raises Unavailable where this onnxruntime has no provider for `device` or does not use it.
+    Raises Unavailable where this onnxruntime has no provider for `device`, RuntimeError where it has one that does
+    not come up, which it would otherwise replace by the CPU with no more than a warning.
     """
     import numpy as np
     import onnxruntime as ort
@@ -72,11 +73,15 @@ def wrap(model: Path, recipe: Recipe, device: str, threads: int) -> Loaded:
     if provider not in ort.get_available_providers():
         raise Unavailable(f"this onnxruntime has no {provider}: install onnxruntime-gpu in its place")
     level = Options(**recipe.runtime_options).graph_optimization
-    session = ort.InferenceSession(str(model), settings(recipe, threads), providers=[provider])
+    chosen = settings(recipe, threads)
+    if device != "cpu":
+        chosen.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    # without enable_fallback=0 an error while the session is made ends in a session on the CPU
+    session = ort.InferenceSession(str(model), chosen, providers=[provider], enable_fallback=0)
     session.disable_fallback()
-    used = session.get_providers()[0]
-    if used != provider:
-        raise Unavailable(f"onnxruntime runs on {used}, asked for {provider}: see its warning in the log")
+    used = _providers.check(session.get_providers(), provider)
+    assigned = {} if device == "cpu" else _providers.assigned(session.get_provider_graph_assignment_info())
+    _providers.refuse_products_elsewhere(assigned, provider, PRODUCTS)
     names = [value.name for value in session.get_inputs()]
 
     def predict(batch: Batch, part: Part = _layers.whole) -> Any:
@@ -93,6 +98,7 @@ def wrap(model: Path, recipe: Recipe, device: str, threads: int) -> Loaded:
         running = session.get_session_options()
         found.engine |= {
             "provider": used,
+            **{f"nodes.{name}": str(sum(nodes.values())) for name, nodes in assigned.items()},
             "graph_optimization_level": running.graph_optimization_level.name,
             "intra_op_num_threads": str(running.intra_op_num_threads),
             "inter_op_num_threads": str(running.inter_op_num_threads),
@@ -300,7 +306,9 @@ tokenizer = AutoTokenizer.from_pretrained(HERE)
 settings = ort.SessionOptions()
 settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, OPTIONS["graph_optimization"])
 provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[DEVICE]
-session = ort.InferenceSession(HERE / "model.onnx", settings, providers=[provider])
+session = ort.InferenceSession(HERE / "model.onnx", settings, providers=[provider], enable_fallback=0)
+if session.get_providers()[0] != provider:
+    sys.exit(f"ONNX Runtime runs on {session.get_providers()[0]}, not on {provider}: its libraries did not load")
 names = [value.name for value in session.get_inputs()]
 
 

@@ -25,9 +25,11 @@ from qtool.core import (
     Unavailable,
     cache_dir,
 )
-from qtool.runtimes import _layers
+from qtool.runtimes import _graphs, _layers, _offload, _placement
 
 PACKAGES = ("torch", "transformers", "accelerate")
+Placement = _placement.Options
+exported_placement = _placement.exported
 
 
 class Options(BaseModel):
@@ -38,7 +40,10 @@ class Options(BaseModel):
 
 
 class Compile(BaseModel):
-    """Options of `torch.compile`; `dynamic` shapes keep one graph for texts of every length."""
+    """Options of `torch.compile`; `dynamic` shapes keep one graph for texts of every length.
+
+    With CUDA graphs (see `_graphs.MODES`) each shape that comes is also recorded once, and then played back.
+    """
 
     model_config = ConfigDict(extra="forbid")
     dynamic: bool = True
@@ -46,7 +51,8 @@ class Compile(BaseModel):
 
 
 def check(recipe: Recipe) -> None:
-    """Raises QtoolError for an autocast that would change nothing."""
+    """Raises QtoolError for an autocast that would change nothing, and for what `_placement.check` refuses."""
+    _placement.check(recipe)
     autocast = Options(**recipe.runtime_options).autocast
     if autocast == "float32":
         raise QtoolError(
@@ -57,10 +63,17 @@ def check(recipe: Recipe) -> None:
             f"recipe '{recipe.name}': autocast {autocast} needs weights of dtype float32, found {recipe.dtype}:"
             " they are in half precision already. Leave autocast out, or set dtype: float32."
         )
+    if recipe.compile.get("mode") == "reduce-overhead" and recipe.devices != ["cuda"]:
+        raise QtoolError(
+            f"recipe '{recipe.name}': mode reduce-overhead records CUDA graphs, which a CPU does not have;"
+            f" found devices: [{', '.join(recipe.devices)}]. Set devices: [cuda], or another mode."
+        )
 
 
 def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
     """Read an artifact; a method whose format `from_pretrained` cannot read brings its own `open_model`."""
+    if recipe.placement:
+        return _placement.open_model(artifact, recipe, device)
     own = getattr(plugins.load("methods", recipe.method), "open_model", None)
     if own is not None:
         return checkpoint.pooled(own(artifact, device), artifact)
@@ -70,14 +83,23 @@ def open_model(artifact: Path, recipe: Recipe, device: str) -> Any:
 def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
     """The module as a function of host arrays. The device is synchronised by the copy of the logits.
 
-    Raises Unavailable where the recipe compiles and there is no C++ compiler.
+    Raises Unavailable where the recipe compiles and there is no C++ compiler, or PyTorch has no such device.
     """
     import numpy as np
     import torch
 
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Unavailable(
+            f"PyTorch {torch.__version__} sees no CUDA GPU: install a build for this driver's CUDA"
+        )
     torch.set_num_threads(threads)
+    if suit := getattr(plugins.load("methods", recipe.method), "suit", None):
+        suit(model, device)
     options = Options(**recipe.runtime_options)
     run = _compiled(model, Compile(**recipe.compile)) if recipe.compile else model
+    recorded = device == "cuda" and recipe.compile.get("mode") in _graphs.MODES
+    if recorded:
+        run = _graphs.Recorded(run)
     counters = torch._dynamo.utils.counters if recipe.compile else {"stats": Counter(), "inductor": Counter()}
     graphs_before = counters["stats"]["unique_graphs"]
     autocast = getattr(torch, options.autocast) if options.autocast else None
@@ -130,6 +152,10 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
         if recipe.compile:
             found.compiled_graphs = counters["stats"]["unique_graphs"] - graphs_before
             found.engine["compiled_from_cache"] = str(counters["inductor"]["fxgraph_cache_hit"])
+        if device == "cuda":
+            found.engine |= _graphs.gpu()
+        if recorded:
+            found.engine |= _graphs.found()
         if alone:
             found.engine["batches"] = "one text at a time: the model has no padding token"
         found.autocast = seen.most_common(1)[0][0] if seen else None
@@ -139,7 +165,11 @@ def wrap(model: Any, recipe: Recipe, device: str, threads: int) -> Loaded:
         return predict(batch, part if device == "cpu" else _layers.synchronised(part))
 
     absent = {"copy_in": "none on a CPU: the tensors are the host's arrays"} if device == "cpu" else {}
-    return Loaded(predict, audit, torch.get_num_threads(), Split(split, absent))
+
+    def placement(batch: Batch) -> dict[str, Any]:
+        return _offload.found(model, lambda: predict(batch), _plain_parts)
+
+    return Loaded(predict, audit, torch.get_num_threads(), Split(split, absent), placement)
 
 
 def operators(loaded: Loaded, job: _layers.Job) -> list[_layers.Layer]:
@@ -180,15 +210,20 @@ def describe(model: Any) -> Audit:
     storages: dict[Any, tuple[str, int]] = {}
     linear: Counter[str] = Counter()
     changed: Counter[str] = Counter()
+    # An offloaded weight has no storage between two calls: where it is kept is its identity.
+    away = {id(kept.tensor): kept.key for kept in _offload.offloaded(model)}
     for _, module in model.named_modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         packed = isinstance(module, dynamic.Linear | Embedding)
         if packed:
             own += _unpacked(module)
         own += [part for part in (getattr(getattr(module, "state", None), "SCB", None),) if part is not None]
-        for index, tensor in enumerate(part for whole in own for part in _plain_parts(whole)):
+        for index, (kept, tensor) in enumerate(
+            (away.get(id(t)), part) for t in own for part in _plain_parts(t)
+        ):
             # A packed weight is unpacked anew at every look: its module is its identity.
             key = (id(module), index) if packed else tensor.data_ptr()
+            key = key if kept is None else (kept, tensor.dtype, tensor.shape)
             storages[key] = (_name(tensor.dtype), tensor.numel() * tensor.element_size())
         if isinstance(module, Embedding):
             changed["QuantizedEmbedding"] += 1

@@ -145,7 +145,9 @@ def _evidence(evidence: Evidence, summary: Mapping[str, Any], row: Row) -> str:
             " for all recipes)"
         )
     if row["contended"]:
-        parts.append("other work used the CPUs meanwhile")
+        parts.append(f"other work used the {'GPU' if row.get('gpu_shared') else 'CPUs'} meanwhile")
+    if names := row.get("throttled_by"):
+        parts.append(f"the GPU slowed its clocks meanwhile ({', '.join(names)})")
     return "; ".join(parts)
 
 

@@ -79,7 +79,7 @@ def _metric(name: str, score: str | None) -> dict[str, Any]:
         return {"title": f"change of {of}", "unit": written, "scale": scale, "form": form, "better": "higher"}
     if name == "speedup":
         form = "ratio"
-    elif name in ("throughput_per_s", "energy_j") or name.endswith(("_s", "_bytes")):
+    elif name in ("throughput_per_s", "energy_j", "power_w") or name.endswith(("_s", "_bytes")):
         form = "significant"
     else:
         form = "fixed2" if name in PERCENT else "fixed4"

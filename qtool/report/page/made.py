@@ -50,8 +50,14 @@ EACH = {
     "load_peak_rss_bytes": "Most memory of the process until the model was loaded; mean of the rounds.",
     "steady_rss_bytes": "Memory of the process after the timing; mean of the rounds.",
     "peak_vram_bytes": "Most memory of the process on the GPU while it answered; mean of the rounds.",
+    "vram_allocated_bytes": "Peak of PyTorch's allocator while it answered; mean of the rounds.",
+    "vram_device_bytes": "What the driver says the process holds on the GPU, context and caches included; mean"
+    " of the rounds.",
     "gpu_utilization_ratio": "Share of time in which the GPU ran a kernel; mean of the rounds.",
-    "energy_j": "Energy of the whole board for a call, idle power included; mean of the rounds.",
+    "energy_j": "Energy for a call of the whole GPU board by NVML, on a CPU of its packages by RAPL; idle power"
+    " included; mean of the rounds.",
+    "power_w": "Mean power of the GPU board, or of the CPU's packages, in the pass of the energy; mean of the"
+    " rounds.",
     "load_s": "Seconds to open the artifact in a fresh process; mean of the rounds.",
     "first_call_s": "Seconds of the first call, lazy initialisation and compilation included.",
     "end_to_end_p50_s": "Median call from text to answer: tokenise, predict, finish.",
