@@ -30,7 +30,9 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, An
     """Every fact that differs between two `run.json`: what it is, both values, and the columns it spoils."""
     found = []
     for what, path, spoils in FACTS:
-        one, two = _at(a, path), _at(b, path)
+        one: Any
+        two: Any
+        one, two = (_hashes(run) if what == "host" else _at(run, path) for run in (a, b))
         if one == two:
             continue
         if what == "library versions":
@@ -51,8 +53,13 @@ def _at(run: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     return value
 
 
+def _hashes(run: Mapping[str, Any]) -> set[str]:
+    """Of the hosts that measured: a sweep over several nodes tells them apart from the one that led it."""
+    return {host["hash"] for host in (run.get("hosts") or {}).values()} or {_at(run, ("host", "hash"))}
+
+
 def _host(run: Mapping[str, Any]) -> Any:
-    facts = run.get("host") or {}
+    facts = next(iter((run.get("hosts") or {}).values()), None) or run.get("host") or {}
     return {key: facts.get(key) for key in ("cpu_model", "physical_cores", "memory_gib", "kernel", "hash")}
 
 

@@ -56,25 +56,26 @@ def compare(run_a: Path, run_b: Path, keep: bool = True) -> dict[str, Any]:
     """
     a, b = evidence.load_times(run_a), evidence.load_times(run_b)
     differ = comparability.differences(a.run, b.run)
-    in_a, in_b = ({(t.recipe, *t.group): t for t in found.trials} for found in (a, b))
+    several = len(a.hosts) > 1 or len(b.hosts) > 1
+    in_a, in_b = ({_key(t, several): t for t in found.trials} for found in (a, b))
     shared = [key for key in in_a if key in in_b]
     if not shared:
         raise QtoolError(
             f"{run_a} and {run_b} share no recipe at the same device and batch size. Sweep them alike."
         )
     scored = a.run["metric"] is not None and comparability.spoiled(differ, "score") is None
-    devices = dict.fromkeys(device for _, device, _ in shared)
-    scores = {device: _scores(a, b, device, keep) for device in devices} if scored else {}
+    places = dict.fromkeys((device, host) for _, device, _, host in shared)
+    scores = {place: _scores(a, b, place, keep) for place in places} if scored else {}
     found = []
     for key in shared:
         one, two = Side(a, in_a[key]), Side(b, in_b[key])
         found.append(
             {
-                **dict(zip(("recipe", "device", "batch_size"), key, strict=True)),
+                **dict(zip(("recipe", "device", "batch_size", "host"), key, strict=True)),
                 "status_a": one.trial.status,
                 "status_b": two.trial.status,
                 "columns": {
-                    column: _column(column, differ, one, two, scores.get(key[1]))
+                    column: _column(column, differ, one, two, scores.get((key[1], key[3])))
                     for column in _columns(a, b, key[1])
                 },
             }
@@ -85,21 +86,40 @@ def compare(run_a: Path, run_b: Path, keep: bool = True) -> dict[str, Any]:
         "differences": differ,
         "notes": _notes(a, b),
         "rows": found,
-        "only_in_a": [list(key) for key in in_a if key not in in_b],
-        "only_in_b": [list(key) for key in in_b if key not in in_a],
+        "only_in_a": [_named(key) for key in in_a if key not in in_b],
+        "only_in_b": [_named(key) for key in in_b if key not in in_a],
     }
 
 
-def _scores(a: Evidence, b: Evidence, device: str, keep: bool) -> PairedScores:
+Key = tuple[str, str, int, str]
+
+
+def _key(trial: Trial, several: bool) -> Key:
+    """Recipe, device, batch size, and the machine where one of the runs has several; two of one each are compared."""
+    group = trial.group
+    return trial.recipe, group.device, group.batch_size, evidence.machine(group.host) if several else ""
+
+
+def _named(key: Key) -> list[Any]:
+    recipe, device, batch_size, host = key
+    return [recipe, f"{device} at {host}" if host else device, batch_size]
+
+
+def _scores(a: Evidence, b: Evidence, place: tuple[str, str], keep: bool) -> PairedScores:
     """The predictions of both runs on the same examples, named by run and recipe."""
     files = {
         f"{side} {recipe}": path
         for side, found in (("a", a), ("b", b))
         for recipe, path in evidence.prediction_files(
-            found.run_dir, [t for t in found.trials if t.group[0] == device]
+            found.run_dir, [t for t in found.trials if _at(t, place)]
         ).items()
     }
     return PairedScores(a.run["metric"], files, f"a {a.baseline}", keep)
+
+
+def _at(trial: Trial, place: tuple[str, str]) -> bool:
+    device, host = place
+    return trial.group.device == device and host in ("", evidence.machine(trial.group.host))
 
 
 def _columns(a: Evidence, b: Evidence, device: str) -> list[str]:
@@ -120,7 +140,7 @@ def _hypervolume(found: Evidence) -> dict[str, Any]:
         side = Side(found, trial)
         if trial.status == "ok":
             values = side.metrics | {found.run["metric"]: {"value": side.value("score")}}
-            row = {"recipe": trial.recipe, "device": trial.group[0], "metrics": values}
+            row = {"recipe": trial.recipe, "device": trial.group.device, "metrics": values}
             every.append(Option(trial.recipe, row, trial))
     if not every:
         return {"hypervolume": None, "hypervolume_reason": "nothing finished"}

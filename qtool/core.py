@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -133,10 +134,12 @@ class Trial(_Closed):
     seq_len: int | None
     threads: int
     seed: int
+    kind: str | None = Field(None, description="the kind of node of a sweep over several; see qtool.cluster")
 
-    @property
+    @cached_property
     def id(self) -> str:
-        return content_hash(self.model_dump())[:16]
+        # a sweep on one machine keeps the ids it had before there were kinds
+        return content_hash(self.model_dump(exclude=None if self.kind else {"kind"}))[:16]
 
 
 class Measurement(_Closed):

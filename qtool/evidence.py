@@ -16,36 +16,65 @@ from qtool.claims import Rounds
 from qtool.core import BASELINE, METRICS, Measurement, QtoolError, file_hash
 from qtool.frontier import Candidate, Numbers
 from qtool.paired import PairedScores
-from qtool.rows import Key, Trial, make_trial, speedup
+from qtool.rows import Group, Key, Trial, make_trial, speedup
 from qtool.stats import Interval
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run: `scores` by device, empty where nothing was scored."""
+    """A run: `scores` by host and device, empty where nothing was scored."""
 
     run_dir: Path
     run: Mapping[str, Any]
     lines: Mapping[Key, Measurement]
     trials: Sequence[Trial]
-    scores: Mapping[str, PairedScores]
+    scores: Mapping[tuple[str, str], PairedScores]
 
     @property
     def baseline(self) -> str:
         return self.run.get("baseline", BASELINE)
 
     @property
-    def host(self) -> str | None:
-        """The fingerprint hash of the machine that measured it; None in a run that does not say."""
-        return (self.run.get("host") or {}).get("hash")
-
-    @property
-    def groups(self) -> list[tuple[str, int]]:
-        """Device and batch size of every trial, each once, in the order of the plan."""
+    def groups(self) -> list[Group]:
+        """Host, device and batch size of every trial, each once, in the order of the plan."""
         return list(dict.fromkeys(trial.group for trial in self.trials))
 
-    def trial(self, recipe: str, group: tuple[str, int]) -> Trial | None:
+    @property
+    def hosts(self) -> list[str]:
+        return list(dict.fromkeys(trial.group.host for trial in self.trials))
+
+    def trial(self, recipe: str, group: Group) -> Trial | None:
         return next((t for t in self.trials if t.recipe == recipe and t.group == group), None)
+
+    def row_trial(self, row: Mapping[str, Any]) -> Trial | None:
+        """The trial of a row of the summary."""
+        return self.trial(row["recipe"], group_of(row))
+
+    def counterpart(self, other: Evidence, trial: Trial) -> Trial | None:
+        """The trial of this run that does what `trial` of `other` does.
+
+        Two runs of one host each are set side by side whatever the hosts are; of several hosts, the same one.
+        """
+        alone = len(self.hosts) == 1 == len(other.hosts)
+        return next(
+            (
+                t
+                for t in self.trials
+                if (t.recipe, *t.group[1:]) == (trial.recipe, *trial.group[1:])
+                and (alone or machine(t.group.host) == machine(trial.group.host))
+            ),
+            None,
+        )
+
+
+def group_of(row: Mapping[str, Any]) -> Group:
+    """The group of a row, or of an entry of the frontier; in a summary of an older qtool the host is ''."""
+    return Group(row.get("host") or "", row["device"], row["batch_size"])
+
+
+def machine(host: str) -> str:
+    """The fingerprint's hash of a host that may be named `KIND/HASH`."""
+    return host.rpartition("/")[2]
 
 
 def load(run_dir: Path, keep: bool = True) -> Evidence:
@@ -61,14 +90,27 @@ def load(run_dir: Path, keep: bool = True) -> Evidence:
 def load_times(run_dir: Path) -> Evidence:
     """As `load`, without the scores: what a running sweep looks at between its rounds."""
     run = store.read_run(run_dir)
-    lines = store.latest(store.read(run_dir))
-    _refuse_mixed_hosts(run_dir, lines)
-    trials = [make_trial(entry, lines, run["rounds"]) for entry in run["plan"]]
+    lines = store.current(store.latest(store.read(run_dir)), run)
+    own = {"host": (run.get("host") or {}).get("hash") or ""}
+    trials = [make_trial(own | entry, lines, run["rounds"]) for entry in run["plan"]]
+    _refuse_mixed_hosts(run_dir, run, lines, trials)
     return Evidence(run_dir, run, lines, trials, {})
 
 
-def _refuse_mixed_hosts(run_dir: Path, lines: Mapping[Key, Measurement]) -> None:
-    hosts = sorted({m.host for m in lines.values() if m.stage in ("measure", "harness") and m.host})
+def _refuse_mixed_hosts(
+    run_dir: Path, run: Mapping[str, Any], lines: Mapping[Key, Measurement], trials: Sequence[Trial]
+) -> None:
+    """A sweep over several hosts tells them, and each of its groups holds lines of one; any other run has one."""
+    if run.get("hosts"):
+        wrong = [
+            (machine(t.group.host), m.host)
+            for t in trials
+            for m in t.rounds.values()
+            if m.host != machine(t.group.host)
+        ]
+        hosts = sorted({host for pair in wrong for host in pair})
+    else:
+        hosts = sorted({m.host for m in lines.values() if m.stage in ("measure", "harness") and m.host})
     if len(hosts) > 1:
         raise QtoolError(
             f"{run_dir} holds measurements of {len(hosts)} hosts ({', '.join(hosts)}), and no statistic pools"
@@ -78,16 +120,15 @@ def _refuse_mixed_hosts(run_dir: Path, lines: Mapping[Key, Measurement]) -> None
 
 def _scores(
     run_dir: Path, metric: str | None, trials: Sequence[Trial], baseline: str, keep: bool
-) -> dict[str, PairedScores]:
-    """Paired scores by device, of every recipe that was scored there, whatever became of its timing."""
+) -> dict[tuple[str, str], PairedScores]:
+    """Paired scores by host and device, of every recipe that was scored there, whatever became of its timing."""
     if metric is None:
         return {}
-    devices = dict.fromkeys(trial.group[0] for trial in trials)
     return {
-        device: PairedScores(
-            metric, prediction_files(run_dir, (t for t in trials if t.group[0] == device)), baseline, keep
+        scored: PairedScores(
+            metric, prediction_files(run_dir, (t for t in trials if t.group.scored == scored)), baseline, keep
         )
-        for device in devices
+        for scored in dict.fromkeys(trial.group.scored for trial in trials)
     }
 
 

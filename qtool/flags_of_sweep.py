@@ -67,10 +67,41 @@ def add(sweep: argparse.ArgumentParser) -> None:
     add("--policy", metavar="FILE", type=Path, help="gate the run when it is done; exit 1 on violation")
     add("--track", choices=("mlflow",), help="log the finished run to MLflow, as qtool report --track does")
     add("--no-score", action="store_true", help="latency, size and memory only; needs no task")
+    add_executor(sweep)
     add("--out", metavar="DIR", type=Path, help="the run folder; default reports/MODEL-TASK-TIME")
     add("--resume", action="store_true", help="finish what is missing in --out")
     add("--dry-run", action="store_true", help="print the plan, the skips and an estimate; measure nothing")
     sweep.set_defaults(carry_out=_sweep)
+
+
+def add_executor(sweep: argparse.ArgumentParser) -> None:
+    """Declare where the stages run."""
+    add = sweep.add_argument
+    add(
+        "--executor",
+        choices=("local", "ray"),
+        default="local",
+        help="run here, or on the nodes of a Ray cluster",
+    )
+    add(
+        "--address",
+        metavar="A",
+        help="of the cluster: ray://HOST:10001, HOST:6379 or auto; default RAY_ADDRESS, a local one, or a new one",
+    )
+    add(
+        "--on",
+        metavar="NAME,NAME",
+        help="kinds of node, by Ray resource or label: each is measured by itself",
+    )
+    add("--shared", metavar="URL", help="where artifacts and data travel: a folder or any fsspec URL")
+
+
+def kinds_of(text: str | None) -> list[str]:
+    """The names of --on. Raises QtoolError."""
+    names = [name.strip() for name in text.split(",")] if text is not None else []
+    if not all(names):
+        raise QtoolError(f"--on '{text}' has an empty name. Give names like cpu-avx512,l4.")
+    return list(dict.fromkeys(names))
 
 
 def add_inputs(verb: argparse.ArgumentParser) -> None:
@@ -155,6 +186,10 @@ def _sweep(options: argparse.Namespace) -> int:
         tasks.find(options.task)
     elif options.models is None and not options.no_score:
         raise QtoolError("which task is it scored on? Give --task NAME (see qtool tasks), or --no-score.")
+    if options.executor == "local":
+        for flag in ("address", "on", "shared"):
+            if getattr(options, flag) is not None:
+                raise QtoolError(f"--{flag} is for a cluster: add --executor ray, or leave it out.")
     seq_len = length(options.seq_len)
     cores = host.physical_cores()
     careful = options.policy or options.rounds == AUTO
@@ -184,11 +219,16 @@ def _sweep(options: argparse.Namespace) -> int:
         split=options.split,
         calibration=options.calibration,
         score=not options.no_score,
-        threads=options.threads or cores,
+        # of a cluster the nodes' cores count, which are not known yet
+        threads=options.threads or (cores if options.executor == "local" else 0),
         timeout_s=options.timeout,
         out=options.out,
         resume=options.resume,
         dry_run=options.dry_run,
+        executor=options.executor,
+        address=options.address,
+        on=kinds_of(options.on),
+        shared=options.shared,
     )
     return sweep.run(wanted) if options.models is None else group.run(wanted, group.read(options.models))
 

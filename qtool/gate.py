@@ -79,7 +79,7 @@ def gate(run_dir: Path, policy: Policy, reference: Path | None = None) -> dict[s
             continue
         if expected is not None:
             notes.append(
-                f"{trial.recipe} on {trial.group[0]} batch {trial.group[1]} succeeded unexpectedly: {expected}"
+                f"{trial.recipe} on {trial.group.device} batch {trial.group.batch_size} succeeded unexpectedly: {expected}"
             )
         if limits is not None:
             checks += _checks(found, trial, limits, policy)
@@ -137,8 +137,7 @@ def _absent(
 
 
 def _entry(trial: Trial, name: str) -> dict[str, Any]:
-    device, batch_size = trial.group
-    facts = {"recipe": trial.recipe, "device": device, "batch_size": batch_size, "limit_name": name}
+    facts = {"recipe": trial.recipe, **trial.group._asdict(), "limit_name": name}
     return facts | dict.fromkeys(
         ("metric", "limit", "value", "low", "high", "p_broken", "p_kept", "needed", "why")
     )
@@ -146,7 +145,7 @@ def _entry(trial: Trial, name: str) -> dict[str, Any]:
 
 def _checks(found: Evidence, trial: Trial, limits: Limits, policy: Policy) -> Iterator[Check]:
     confidence = limits.confidence or policy.confidence
-    device, batch_size = trial.group
+    device, batch_size = trial.group.device, trial.group.batch_size
     is_baseline = trial.recipe == found.baseline
     if limits.max_drop is not None and not is_baseline and batch_size == _first_batch(found, trial):
         yield _drop(found, trial, limits, confidence)
@@ -184,12 +183,12 @@ def _checks(found: Evidence, trial: Trial, limits: Limits, policy: Policy) -> It
 
 def _first_batch(found: Evidence, trial: Trial) -> int:
     """A score belongs to the artifact, not to a batch size: it is judged once on each device, at the first that ran."""
-    same = (t for t in found.trials if (t.recipe, t.group[0]) == (trial.recipe, trial.group[0]))
-    return next(t.group[1] for t in same if t.status == "ok")
+    same = (t for t in found.trials if (t.recipe, t.group.scored) == (trial.recipe, trial.group.scored))
+    return next(t.group.batch_size for t in same if t.status == "ok")
 
 
 def _drop(found: Evidence, trial: Trial, limits: Limits, confidence: float) -> Check:
-    scores = found.scores.get(trial.group[0])
+    scores = found.scores.get(trial.group.scored)
     assert limits.max_drop is not None
     if scores is None:
         raise QtoolError(
@@ -280,7 +279,7 @@ def _target_warnings(found: Evidence, policy: Policy) -> list[str]:
         return []
     family = max(host.FLAGS, key=lambda name: len(here & set(host.FLAGS[name])))
     scored = (
-        {t.recipe for t in found.trials if t.status == "ok" and t.group[0] == "cpu"}
+        {t.recipe for t in found.trials if t.status == "ok" and t.group.device == "cpu"}
         if found.scores
         else set()
     )

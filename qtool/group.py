@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 from qtool import asking, strict_yaml, summary, sweep, tasks
 from qtool.aliases import ALIASES
 from qtool.core import SCORES, QtoolError, did_you_mean
-from qtool.plan import Options, describe
+from qtool.plan import Options, Plan, describe
 
 KEYS = ("model", "task")
 
@@ -72,7 +73,12 @@ def run(options: Options, entries: Sequence[tuple[str, str]]) -> int:
     for (model, task), folder in zip(entries, _folders(entries), strict=True):
         out = whole / folder
         own = replace(
-            options, model=model, task=task, out=out, resume=options.resume and (out / "run.json").exists()
+            options,
+            turn=len(plans),
+            model=model,
+            task=task,
+            out=out,
+            resume=options.resume and (out / "run.json").exists(),
         )
         try:
             plans.append(sweep.check(own))
@@ -81,14 +87,36 @@ def run(options: Options, entries: Sequence[tuple[str, str]]) -> int:
     if options.dry_run:
         print("\n\n".join(describe(plan) for plan in plans))
         return 0
+    codes = _all_at_once(plans) if options.executor == "ray" else _in_turn(plans)
+    if 130 in codes:
+        return 130
+    print(f"\n{table([summary.summarise(plan.options.out) for plan in plans if plan.options.out])}")
+    # a violated policy says more than a failed trial
+    return 1 if 1 in codes else max(codes)
+
+
+def _in_turn(plans: Sequence[Plan]) -> list[int]:
+    """The exit code of each, until one is interrupted."""
     codes = [0]
     for plan in plans:
         codes.append(sweep.carry_out(plan))
         if codes[-1] == 130:
-            return 130
-    print(f"\n{table([summary.summarise(plan.options.out) for plan in plans if plan.options.out])}")
-    # a violated policy says more than a failed trial
-    return 1 if 1 in codes else max(codes)
+            break
+    return codes
+
+
+def _all_at_once(plans: Sequence[Plan]) -> list[int]:
+    """The exit code of each; Ray keeps apart what must not run side by side."""
+    with ThreadPoolExecutor(len(plans)) as pool:
+        running = [pool.submit(sweep.carry_out, plan) for plan in plans]
+        try:
+            return [done.result() for done in running]
+        except BaseException as error:
+            for plan in plans:
+                plan.cluster.cluster.stop()
+            if isinstance(error, KeyboardInterrupt):
+                return [130]
+            raise
 
 
 def _folders(entries: Sequence[tuple[str, str]]) -> list[str]:

@@ -82,13 +82,18 @@ def answer(run_dir: Path, question: Question) -> dict[str, Any]:
 def gather(run_dir: Path, recipes: Sequence[str], device: str | None) -> Gathered:
     """Service times of every ok recipe on one device. Raises QtoolError where there are none."""
     found = evidence.load_times(run_dir)
-    devices = list(dict.fromkeys(trial.group[0] for trial in found.trials))
+    devices = list(dict.fromkeys(trial.group.device for trial in found.trials))
+    if len(found.hosts) > 1:
+        raise QtoolError(
+            f"{run_dir} holds {len(found.hosts)} hosts ({', '.join(found.hosts)}), and one server runs on one."
+            " Sweep with one --on."
+        )
     if not devices:
         raise QtoolError(f"{run_dir} planned no trial. Sweep again.")
     device = device or devices[0]
     if device not in devices:
         raise QtoolError(f"--device {device}: {run_dir} was swept on {', '.join(devices)}.")
-    trials = [trial for trial in found.trials if trial.group[0] == device]
+    trials = [trial for trial in found.trials if trial.group.device == device]
     known = list(dict.fromkeys(trial.recipe for trial in trials))
     for name in recipes:
         if name not in known:
@@ -100,7 +105,7 @@ def gather(run_dir: Path, recipes: Sequence[str], device: str | None) -> Gathere
         for name in known
         if name in recipes or not recipes
     }
-    ok = {name: {t.group[1]: t for t in own if t.status == "ok"} for name, own in by_recipe.items()}
+    ok = {name: {t.group.batch_size: t for t in own if t.status == "ok"} for name, own in by_recipe.items()}
     # one kind of sample for all: a recipe must not look faster because its tokenising is left out
     whole = all(trial.samples(END_TO_END) for sizes in ok.values() for trial in sizes.values())
     what = END_TO_END if whole else MODEL_ONLY
@@ -179,13 +184,13 @@ def _row(gathered: Gathered, name: str, question: Question) -> dict[str, Any]:
 
 def _curve(gathered: Gathered, name: str) -> list[dict[str, Any]]:
     """Latency and throughput of the model alone at each measured batch size, as the report tells them."""
-    trials = [t for t in gathered.found.trials if t.recipe == name and t.group[0] == gathered.device]
+    trials = [t for t in gathered.found.trials if t.recipe == name and t.group.device == gathered.device]
     points = []
-    for trial in sorted((t for t in trials if t.status == "ok"), key=lambda t: t.group[1]):
+    for trial in sorted((t for t in trials if t.status == "ok"), key=lambda t: t.group.batch_size):
         told = rows.times_and_sizes(trial, None)
         points.append(
             {
-                "batch_size": trial.group[1],
+                "batch_size": trial.group.batch_size,
                 "p50_s": told["latency_p50_s"]["value"],
                 "p95_s": told["latency_p95_s"]["value"],
                 "throughput_per_s": told["throughput_per_s"]["value"],

@@ -41,6 +41,10 @@ class Option:
     def device(self) -> str:
         return self.row["device"]
 
+    @property
+    def scored(self) -> tuple[str, str]:
+        return self.trial.group.scored
+
     def value(self, metric: str) -> float | None:
         return self.row["metrics"].get(metric, {}).get("value")
 
@@ -54,15 +58,17 @@ class Option:
 
 
 def options(found: Evidence, rows: Sequence[Row]) -> list[Option]:
-    """The rows that are ok, named by recipe, and by device and batch size where the run has several."""
+    """The rows that are ok, named by recipe, and by host, device and batch size where the run has several."""
     ok = [row for row in rows if row["status"] == "ok"]
     devices, batches = {row["device"] for row in ok}, {row["batch_size"] for row in ok}
+    hosts = {row["host"] for row in ok}
     made = []
     for row in ok:
         name = row["recipe"]
         name += f" on {row['device']}" if len(devices) > 1 else ""
+        name += f" at {row['host']}" if len(hosts) > 1 else ""
         name += f" batch {row['batch_size']}" if len(batches) > 1 else ""
-        trial = found.trial(row["recipe"], (row["device"], row["batch_size"]))
+        trial = found.row_trial(row)
         if trial is not None:
             made.append(Option(name, row, trial, found.trial(found.baseline, trial.group)))
     return made
@@ -97,18 +103,20 @@ def only(pairs: frontier.Pairs, names: Sequence[str]) -> frontier.Pairs:
 
 
 def delta_of(found: Evidence, every: Sequence[Option]) -> Delta:
-    """Score of the first option less that of the second, by name; None across devices, whose rows are not paired."""
+    """Score of the first option less that of the second, by name; None across hosts and devices, whose rows are
+    not paired.
+    """
     by_name = {option.name: option for option in every}
-    told = {device: evidence.delta_of(scores, found.baseline) for device, scores in found.scores.items()}
+    told = {scored: evidence.delta_of(scores, found.baseline) for scored, scores in found.scores.items()}
 
     def delta(a: str, b: str) -> Interval | None:
         one, two = by_name[a], by_name[b]
-        on_device = told.get(one.device)
-        if one.device != two.device or on_device is None:
+        here = told.get(one.scored)
+        if one.scored != two.scored or here is None:
             return None
         if one.row["recipe"] == two.row["recipe"]:
             return Interval(0.0, 0.0, 0.0)
-        return on_device(one.row["recipe"], two.row["recipe"])
+        return here(one.row["recipe"], two.row["recipe"])
 
     return delta
 
@@ -118,7 +126,10 @@ def describe(
 ) -> dict[str, Any]:
     """Members, the share of resamples in which each option is on the frontier, and the hypervolume, JSON-able."""
     members = frontier.front([option.name for option in every], pairs)
-    shares = standing(found, every, names)
+    shares: dict[str, float] = {}
+    for host in dict.fromkeys(option.trial.group.host for option in every):
+        # the rounds of two hosts were not paired: each host's options stand or fall among themselves
+        shares |= standing(found, [o for o in every if o.trial.group.host == host], names)
     value, reason = hypervolume_of(found, every, names)
     return {
         "objectives": list(names),
@@ -169,17 +180,17 @@ def standing(
 
 
 def _score_costs(found: Evidence, every: Sequence[Option], costs: Array, resamples: int, seed: int) -> None:
-    for device, scores in found.scores.items():
+    for scored, scores in found.scores.items():
         recipes = [
             r
-            for r in dict.fromkeys(o.row["recipe"] for o in every if o.device == device)
+            for r in dict.fromkeys(o.row["recipe"] for o in every if o.scored == scored)
             if r in scores.predictions
         ]
         if not recipes:
             continue
         drawn = scores.drawn(recipes, resamples, seed)
         for row, option in enumerate(every):
-            if option.device == device and option.row["recipe"] in recipes:
+            if option.scored == scored and option.row["recipe"] in recipes:
                 costs[:, row] = -drawn[recipes.index(option.row["recipe"])]
 
 
@@ -207,6 +218,8 @@ def hypervolume_of(
     point and 1 at no cost (or a perfect score), so 1 is the most and runs on one task can be set side by side.
     None with a reason where the baseline has no positive value.
     """
+    if len({option.trial.group.host for option in every}) > 1:
+        return None, "the run holds several hosts"
     base = next((o for o in every if o.row["recipe"] == found.baseline), None)
     if base is None:
         return None, f"{found.baseline} did not finish"

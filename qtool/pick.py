@@ -77,7 +77,7 @@ def pick(run_dir: Path, goals: Goals) -> dict[str, Any]:
     candidates = [_candidate(found, option, names) for option in every]
     delta = objectives.delta_of(found, every) if found.scores else None
     pairs = frontier.compare(candidates, delta, every_score=goals.prefer == "score")
-    _part_devices(every, pairs)
+    _part(every, pairs)
     costs = cost.of_options(found, every, goals.prices, goals.prefer == "cost") if goals.prices else {}
     candidates = cost.weigh(candidates, pairs, costs) if costs else candidates
     pareto = objectives.describe(found, every, names, objectives.only(pairs, names))
@@ -100,7 +100,7 @@ def pick(run_dir: Path, goals: Goals) -> dict[str, Any]:
             for option in every
         ],
         "not_ok": [
-            {key: row[key] for key in ("recipe", "device", "batch_size", "status", "cause")}
+            {key: row[key] for key in ("recipe", "host", "device", "batch_size", "status", "cause")}
             for row in rows
             if row["status"] != "ok"
         ],
@@ -123,13 +123,17 @@ def pick(run_dir: Path, goals: Goals) -> dict[str, Any]:
     return result
 
 
-def _part_devices(
-    every: Sequence[Option], pairs: Mapping[tuple[str, str], dict[str, frontier.Outcome]]
-) -> None:
-    """The memory of a CPU and that of a GPU are different things: neither is better than the other."""
+def _part(every: Sequence[Option], pairs: Mapping[tuple[str, str], dict[str, frontier.Outcome]]) -> None:
+    """The memory of a CPU and that of a GPU are different things: neither is better than the other.
+
+    Nor are times and memory of two hosts: their rounds were not paired.
+    """
     for a in every:
         for b in every:
-            if a.device != b.device:
+            if a.trial.group.host != b.trial.group.host:
+                evidence_of = pairs[a.name, b.name]
+                evidence_of.update(dict.fromkeys(evidence_of.keys() - {SCORE, "disk_bytes"}, "unresolved"))
+            elif a.device != b.device:
                 pairs[a.name, b.name][PEAK] = "unresolved"
 
 
@@ -154,7 +158,7 @@ def _checks(found: Evidence, every: Sequence[Option], goals: Goals) -> dict[str,
     drops = _drops(found, every, goals) if found.scores else {}
     return {
         option.name: [
-            *([drops[option.row["recipe"], option.device]] if drops else []),
+            *([drops[option.row["recipe"], option.scored]] if drops else []),
             *(_limit(option, name, flag, x) for name, (flag, x) in goals.limits(option.device).items()),
         ]
         for option in every
@@ -173,17 +177,19 @@ def _limit(option: Option, name: str, flag: str, limit: float) -> dict[str, Any]
     return told | {"met": met, "close": close and low != high, "why": None}
 
 
-def _drops(found: Evidence, every: Sequence[Option], goals: Goals) -> dict[tuple[str, str], dict[str, Any]]:
+def _drops(
+    found: Evidence, every: Sequence[Option], goals: Goals
+) -> dict[tuple[str, tuple[str, str]], dict[str, Any]]:
     """The score's check of every recipe on its device; a margin of 0.02 where no --max-drop is given.
 
     The claims of all recipes on all devices are one family, because the choice is made among all.
     """
-    checks: dict[tuple[str, str], dict[str, Any]] = {}
-    claims: dict[tuple[str, str], tuple[Estimate, float]] = {}
-    for recipe, device in dict.fromkeys((option.row["recipe"], option.device) for option in every):
-        scores, key = found.scores[device], (recipe, device)
+    checks: dict[tuple[str, tuple[str, str]], dict[str, Any]] = {}
+    claims: dict[tuple[str, tuple[str, str]], tuple[Estimate, float]] = {}
+    for recipe, scored in dict.fromkeys((option.row["recipe"], option.scored) for option in every):
+        scores, key = found.scores[scored], (recipe, scored)
         if found.baseline not in scores.predictions:
-            checks[key] = _no_drop(f"{found.baseline} was not scored on {device}")
+            checks[key] = _no_drop(f"{found.baseline} was not scored on {scored[1]}")
             continue
         base = scores.single(found.baseline, scores.metric).value
         margin = goals.max_drop.margin(base) if goals.max_drop else MARGIN
@@ -247,7 +253,7 @@ def _told(option: Option, checks: list[dict[str, Any]], metric: str | None) -> d
     names = ([metric, "score_delta"] if metric else []) + names
     return {
         "name": option.name,
-        **{key: option.row[key] for key in ("recipe", "device", "batch_size", "flips", "contended")},
+        **{key: option.row[key] for key in ("recipe", "host", "device", "batch_size", "flips", "contended")},
         "metrics": {name: option.row["metrics"][name] for name in names},
         "checks": checks,
         "removed_by": [check["goal"] for check in checks if not check["met"]],

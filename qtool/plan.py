@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,11 @@ from qtool.core import BASELINES, Device, QtoolError, Recipe, Trial, cache_dir, 
 
 # Guesses before the first child of a stage has ended, for the estimate only.
 STAGE_S = {"build": 15.0, "score": 15.0, "measure": 14.0, "harness": 3.0}
+
+WhyNot = Callable[..., recipes.Why | None]
+"""`recipes.why_not`, as the machines of a kind of node answer it."""
+HERE: Sequence[tuple[str | None, WhyNot]] = ((None, recipes.why_not),)
+"""This machine, which is of no kind."""
 
 
 @dataclass
@@ -49,6 +56,13 @@ class Options:
     resume: bool
     dry_run: bool
     seed: int = 0
+    executor: str = "local"
+    address: str | None = None
+    on: list[str] = field(default_factory=list)
+    """Names of the kinds of node, for the executor `ray`; empty: one kind, all nodes."""
+    shared: str | None = None
+    turn: int = 0
+    """Which of several models this is: they are spread over the nodes of a kind."""
 
 
 @dataclass
@@ -63,6 +77,10 @@ class Plan:
     skipped: dict[str, recipes.Why] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
     """Recipe name to the key of its artifact in the cache."""
+    hosts: dict[str | None, dict[str, Any]] = field(default_factory=dict)
+    """Of a sweep over nodes, by kind: the fingerprint of the node that is timed, its hash, and the attempt."""
+    cluster: Any = None
+    """A `ray_sweep.Reach`, of a sweep over nodes."""
 
     @property
     def baseline(self) -> str:
@@ -78,37 +96,42 @@ class Plan:
         return [trial for trial in self.trials if trial.id not in self.skipped]
 
 
-def make_plan(options: Options, chosen: dict[str, Recipe], probed: dict[str, Any], data_dir: Path) -> Plan:
-    """One trial for each recipe, device and batch size, in that order; skips with their reasons."""
+def make_plan(
+    options: Options,
+    chosen: dict[str, Recipe],
+    probed: dict[str, Any],
+    data_dir: Path,
+    places: Sequence[tuple[str | None, WhyNot]] = HERE,
+) -> Plan:
+    """One trial for each kind of node, device, batch size and recipe, in that order; skips with their reasons."""
     plan = Plan(options, chosen, probed, data_dir)
     data, model = probed["data"], probed["model"]
     for name, recipe in chosen.items():
         plan.artifacts[name] = artifact_key(recipe, model["content"], data["calibration_hash"])
-    for device in options.devices:
-        for batch_size in options.batch_sizes:
-            for name, recipe in chosen.items():
-                trial = Trial(
-                    model=model["content"],
-                    revision=model["revision"],
-                    recipe=name,
-                    fingerprint=_deployment(recipe, plan.artifacts[name]),
-                    task=options.task,
-                    data_hash=data["data_hash"],
-                    limit=options.limit,
-                    calibration_hash=data["calibration_hash"] if recipe.calibration else None,
-                    device=device,
-                    batch_size=batch_size,
-                    seq_len=options.seq_len,
-                    threads=options.threads,
-                    seed=options.seed,
-                )
-                plan.trials.append(trial)
-                why = recipes.why_not(
-                    recipe, device, has_calibration=data["calibration_rows"] > 0, source=model["source"]
-                )
-                why = why or _refusal(recipe, model["model_type"], options.threads)
-                if why:
-                    plan.skipped[trial.id] = why
+    for (kind, why_not), device, batch_size, (name, recipe) in product(
+        places, options.devices, options.batch_sizes, chosen.items()
+    ):
+        trial = Trial(
+            model=model["content"],
+            revision=model["revision"],
+            recipe=name,
+            fingerprint=_deployment(recipe, plan.artifacts[name]),
+            task=options.task,
+            data_hash=data["data_hash"],
+            limit=options.limit,
+            calibration_hash=data["calibration_hash"] if recipe.calibration else None,
+            device=device,
+            batch_size=batch_size,
+            seq_len=options.seq_len,
+            threads=options.threads,
+            seed=options.seed,
+            kind=kind,
+        )
+        plan.trials.append(trial)
+        why = why_not(recipe, device, has_calibration=data["calibration_rows"] > 0, source=model["source"])
+        why = why or _refusal(recipe, model["model_type"], options.threads)
+        if why:
+            plan.skipped[trial.id] = why
     return plan
 
 
@@ -142,6 +165,7 @@ def run_record(plan: Plan) -> dict[str, Any]:
     """`run.json`: everything but the measurements, and no path of this machine beyond what was typed."""
     probed, options = plan.probed, plan.options
     machine = host.fingerprint()
+    here = {**machine, "hash": host.fingerprint_hash(machine)}
     model = {key: value for key, value in probed["model"].items() if key != "folder"}
     return {
         "schema": store.SCHEMA,
@@ -157,10 +181,17 @@ def run_record(plan: Plan) -> dict[str, Any]:
                 "trial_id": trial.id,
                 "description": plan.recipes[trial.recipe].description,
                 **trial.model_dump(include={"recipe", "device", "batch_size", "fingerprint"}),
+                **(
+                    {"host": host_name(plan.hosts[trial.kind]), "kind": trial.kind}
+                    if trial.kind in plan.hosts
+                    else {}
+                ),
             }
             for trial in plan.trials
         ],
-        "host": {**machine, "hash": host.fingerprint_hash(machine)},
+        # what led a sweep over nodes decides none of its numbers: of several hosts it is the first
+        "host": next(iter(plan.hosts.values()), here),
+        **({"hosts": {host_name(each): each for each in plan.hosts.values()}} if plan.hosts else {}),
         "versions": host.versions(),
         "args": comparable(options),
         "model_info": model,
@@ -170,6 +201,11 @@ def run_record(plan: Plan) -> dict[str, Any]:
         "fit": probed.get("fit") or {},
         "started_at": now(),
     }
+
+
+def host_name(facts: Mapping[str, Any]) -> str:
+    """`KIND/HASH` of a host, or its hash where the sweep named no kinds."""
+    return f"{facts['kind']}/{facts['hash']}" if facts.get("kind") else facts["hash"]
 
 
 def keep_texts(plan: Plan, out: Path) -> None:
@@ -188,7 +224,9 @@ def keep_texts(plan: Plan, out: Path) -> None:
 
 def comparable(options: Options) -> dict[str, Any]:
     """The arguments that decide numbers: a resumed sweep must repeat them."""
-    left_out = ("out", "resume", "dry_run", "timeout_s", "time_budget_s", "policy", "track")
+    left_out = {"out", "resume", "dry_run", "timeout_s", "time_budget_s", "policy", "track"}
+    left_out |= {"executor", "address", "shared", "turn"}
+    left_out |= set() if options.on else {"on"}  # as in the runs of a qtool that had no kinds
     return {key: value for key, value in vars(options).items() if key not in left_out}
 
 
@@ -208,7 +246,10 @@ def check_resume(out: Path, plan: Plan) -> None:
                     f"cannot resume {out}: {names.get(what, f'{what} {key}')} was {_short(was)}, now {_short(found)}."
                     " Restore it, or start a new run with another --out."
                 )
-    if before["host"]["hash"] != wanted["host"]["hash"]:
+    if bool(before.get("hosts")) != bool(plan.hosts):
+        was = "ray" if before.get("hosts") else "local"
+        raise QtoolError(f"cannot resume {out}: it was begun with --executor {was}. Go on with the same.")
+    if not plan.hosts and before["host"]["hash"] != wanted["host"]["hash"]:
         changed = [key for key in wanted["host"] if before["host"].get(key) != wanted["host"][key]]
         raise QtoolError(
             f"cannot resume {out}: it ran on another host ({', '.join(changed)} differ). Start a new run."
@@ -235,7 +276,8 @@ def describe(plan: Plan) -> str:
         state = (
             f"skipped: {why}" if why else ("artifact cached" if artifact_place(key).is_dir() else "to build")
         )
-        lines.append(f"  {trial.recipe:24} {trial.device:5} batch {trial.batch_size:<4} {state}")
+        where = f"{trial.kind} {trial.device}" if trial.kind else trial.device
+        lines.append(f"  {trial.recipe:24} {where:5} batch {trial.batch_size:<4} {state}")
     seconds = sum(STAGE_S[stage] * count for stage, count in stage_counts(plan).items())
     new = {t.recipe for t in plan.runnable if not artifact_place(plan.artifacts[t.recipe]).is_dir()}
     # no recipe of the book stores more than its base type does
@@ -247,9 +289,9 @@ def describe(plan: Plan) -> str:
 
 
 def stage_counts(plan: Plan) -> dict[str, int]:
-    deployments = {(t.recipe, t.device) for t in plan.runnable}
+    deployments = {(t.recipe, t.device, t.kind) for t in plan.runnable}
     return {
-        "build": len({name for name, _ in deployments}),
+        "build": len({name for name, _, _ in deployments}),
         "score": len(deployments),
         "harness": 1,
         "measure": len(plan.runnable) * plan.options.rounds,

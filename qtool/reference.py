@@ -73,13 +73,13 @@ def against(found: Evidence, stored: Evidence, policy: Policy) -> tuple[list[dic
     ]
     checks: list[dict[str, Any]] = []
     shared = 0
-    scored: set[tuple[str, str]] = set()
+    scored: set[tuple[str, ...]] = set()
 
     def comparable(column: str) -> bool:
         return comparability.spoiled(differ, column) is None
 
     for trial in found.trials:
-        old = stored.trial(trial.recipe, trial.group)
+        old = stored.counterpart(found, trial)
         if old is None or old.status != "ok" or trial.recipe == found.baseline:
             continue
         shared += 1
@@ -91,7 +91,7 @@ def against(found: Evidence, stored: Evidence, policy: Policy) -> tuple[list[dic
             continue
         if comparable("speedup"):
             checks.append(_speedup(found, stored, trial, old, policy))
-        memory = peak_name(trial.group[0])
+        memory = peak_name(trial.group.device)
         if comparable(memory):
             new, before = (list((t.series(memory) or {}).values()) for t in (trial, old))
             if new and before:
@@ -104,7 +104,7 @@ def against(found: Evidence, stored: Evidence, policy: Policy) -> tuple[list[dic
             checks.append(
                 _check(trial, "reference_disk", "disk_bytes", 1 + policy.tolerance, False, ratio, policy)
             )
-        key = (trial.recipe, trial.group[0])
+        key = (trial.recipe, *trial.group.scored)
         if policy.reference_drop and comparable("score") and key not in scored:
             scored.add(key)
             checks.append(_score(found, stored, trial, old, policy))

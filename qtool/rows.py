@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from qtool import stats
 from qtool.claims import Exact, Rounds
@@ -53,6 +53,19 @@ def exact(value: float | None) -> dict[str, Any]:
     return cell(None if value is None else Interval(value, value, value), "it was not recorded")
 
 
+class Group(NamedTuple):
+    """Trials whose times and memory may be held against each other. `host` is '' where a run does not tell it."""
+
+    host: str
+    device: str
+    batch_size: int
+
+    @property
+    def scored(self) -> tuple[str, str]:
+        """Where its score was made: host and device, whatever the batch size."""
+        return self.host, self.device
+
+
 @dataclass(frozen=True)
 class Trial:
     """A planned trial and its lines; ok only if its build, its score and all its rounds are."""
@@ -72,8 +85,8 @@ class Trial:
         return self.entry["recipe"]
 
     @property
-    def group(self) -> tuple[str, int]:
-        return self.entry["device"], self.entry["batch_size"]
+    def group(self) -> Group:
+        return Group(self.entry.get("host") or "", self.entry["device"], self.entry["batch_size"])
 
     @property
     def contended(self) -> bool:
@@ -133,7 +146,7 @@ def make_trial(entry: Mapping[str, Any], lines: Mapping[Key, Measurement], round
     trial_id, fingerprint = entry["trial_id"], entry.get("fingerprint") or ""
     plan = lines.get((trial_id, "plan", None))
     build = lines.get((fingerprint, "build", None))
-    score = lines.get((f"{fingerprint}-{entry['device']}", "score", None))
+    score = lines.get((score_id(fingerprint, entry["device"], entry.get("kind")), "score", None))
     own = (m for m in lines.values() if m.trial_id == trial_id and m.stage == "measure")
     measured = sorted(own, key=_round)
     timed = sum(bool(m.samples.get("latency_s")) for m in measured)
@@ -147,6 +160,11 @@ def make_trial(entry: Mapping[str, Any], lines: Mapping[Key, Measurement], round
         status, cause, next_step = "failed", f"unfinished: {missing}", "add --resume to the same command"
     unfinished = bad is None and status != "ok"
     return Trial(entry, status, cause, next_step, build, score, {_round(m): m for m in measured}, unfinished)
+
+
+def score_id(fingerprint: str, device: str, kind: str | None) -> str:
+    """What the line of a score is filed under: an artifact is scored once on each device of each kind of node."""
+    return "-".join(filter(None, (fingerprint, device, kind)))
 
 
 def _round(measurement: Measurement) -> int:

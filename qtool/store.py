@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -18,6 +19,8 @@ from pydantic import BaseModel, Field, ValidationError
 from qtool.core import Device, Measurement, QtoolError
 
 SCHEMA = 1
+Key = tuple[str, str, int | None]
+"""Trial id, stage and round of a line."""
 RUN_KEYS = {"model", "task", "metric", "rounds", "plan"}
 
 
@@ -97,9 +100,27 @@ def read(run_dir: Path) -> list[Measurement]:
     return measurements
 
 
-def latest(measurements: list[Measurement]) -> dict[tuple[str, str, int | None], Measurement]:
+def latest(measurements: list[Measurement]) -> dict[Key, Measurement]:
     """The last line for each (trial id, stage, round): what a resumed sweep found replaces a failure."""
     return {(m.trial_id, m.stage, m.round): m for m in measurements}
+
+
+def current(lines: Mapping[Key, Measurement], run: Mapping[str, Any]) -> dict[Key, Measurement]:
+    """`lines` without those that a lost node left: its host's trials were begun again on another node."""
+    hosts = run.get("hosts")
+    if not hosts:
+        return dict(lines)
+    attempts = {entry["trial_id"]: hosts[entry["host"]].get("attempt", 1) for entry in run["plan"]}
+    return {
+        key: line
+        for key, line in lines.items()
+        if line.stage != "measure" or _attempt(line) == attempts.get(line.trial_id, 1)
+    }
+
+
+def _attempt(line: Measurement) -> int:
+    told = line.values.get("attempt")
+    return told if isinstance(told, int) else 1
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -129,6 +150,9 @@ def read_run(run_dir: Path) -> dict[str, Any]:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise QtoolError(f"{path}: {where}: {first['msg']}. Sweep again into a new --out.") from None
+    unknown = {entry.get("host") for entry in run["plan"]} - (run.get("hosts") or {}).keys()
+    if run.get("hosts") and unknown:
+        raise QtoolError(f"{path}: the plan names a host that hosts lacks. Sweep again into a new --out.")
     return run
 
 
@@ -138,6 +162,21 @@ class _Planned(BaseModel):
     device: Device
     batch_size: int = Field(ge=1)
     fingerprint: str | None = None
+    host: str | None = None
+    kind: str | None = None
+
+
+class _Node(BaseModel):
+    """A host of a sweep over several nodes; `attempt` counts the nodes that its trials were begun on."""
+
+    hash: str
+    kind: str | None = None
+    attempt: int = Field(default=1, ge=1)
+
+
+class _Lost(BaseModel):
+    host: str
+    cause: str
 
 
 class _Host(BaseModel):
@@ -170,6 +209,8 @@ class _Run(BaseModel):
     baseline: str = ""
     notes: list[str] | None = None
     host: _Host | None = None
+    hosts: dict[str, _Node] | None = None
+    lost: list[_Lost] | None = None
     versions: dict[str, Any] | None = None
     args: dict[str, Any] | None = None
     data: _Data | None = None

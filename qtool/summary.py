@@ -1,6 +1,6 @@
 """From a run folder to `summary.json`: one row a trial, a frontier and a recommendation a group.
 
-A group is a device and a batch size. Every statistic is computed here when reading; none was stored.
+A group is a host, a device and a batch size. Every statistic is computed here when reading; none was stored.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from qtool import estimate, frontier, stats, transfer
 from qtool.advice import advice
 from qtool.core import Measurement
-from qtool.evidence import Evidence, candidate, delta_of, load
+from qtool.evidence import Evidence, candidate, delta_of, group_of, load, machine
 from qtool.explain import explain
 from qtool.paired import PairedScores
-from qtool.rows import Key, Trial, make_metrics
+from qtool.rows import Group, Key, Trial, make_metrics
 from qtool.units import peak_name
 
 SCHEMA = 1
@@ -46,7 +46,7 @@ def of(evidence: Evidence) -> dict[str, Any]:
         groups.append(entry)
     harness = _harness(evidence.lines, run)
     _explain(evidence, rows, harness)
-    _judge(evidence, rows, harness["ceilings"])
+    _judge(evidence, rows, harness)
     return {
         "schema": SCHEMA,
         "model": run["model"],
@@ -56,17 +56,16 @@ def of(evidence: Evidence) -> dict[str, Any]:
         "rows": rows,
         "frontier": groups,
         "harness": harness,
-        "notes": [*(run.get("notes") or []), *_suspicions(evidence.trials, evidence.baseline)],
+        "notes": [*(run.get("notes") or []), *_lost(run), *_suspicions(evidence.trials, evidence.baseline)],
     }
 
 
-def _group(evidence: Evidence, group: tuple[str, int]) -> tuple[list[Row], dict[str, Any]]:
-    """Rows and the frontier entry of one device and batch size."""
-    device, batch_size = group
-    against, scores = evidence.baseline, evidence.scores.get(device)
+def _group(evidence: Evidence, group: Group) -> tuple[list[Row], dict[str, Any]]:
+    """Rows and the frontier entry of one host, device and batch size."""
+    against, scores = evidence.baseline, evidence.scores.get(group.scored)
     trials = [trial for trial in evidence.trials if trial.group == group]
     ok = [trial for trial in trials if trial.status == "ok"]
-    objectives = ["latency_p50_s", peak_name(device), "disk_bytes"]
+    objectives = ["latency_p50_s", peak_name(group.device), "disk_bytes"]
     candidates = [candidate(trial, objectives[:2]) for trial in ok]
     pairs = frontier.compare(candidates, delta_of(scores, against))
     members = frontier.front([t.recipe for t in ok], pairs)
@@ -85,9 +84,9 @@ def _group(evidence: Evidence, group: tuple[str, int]) -> tuple[list[Row], dict[
     qualified = [each for each in candidates if each.name in shown]
     choice = frontier.choose(qualified, pairs, members, objectives, against) if qualified else None
     return rows, {
-        "host": evidence.host,
-        "device": device,
-        "batch_size": batch_size,
+        "host": group.host or None,
+        "device": group.device,
+        "batch_size": group.batch_size,
         "recipes": members,
         "recommended": choice.name if choice else None,
         "provisional": provisional,
@@ -103,10 +102,9 @@ def _group(evidence: Evidence, group: tuple[str, int]) -> tuple[list[Row], dict[
     }
 
 
-def make_rows(evidence: Evidence, group: tuple[str, int]) -> list[Row]:
-    """The rows of one device and batch size, without what compares them with each other."""
-    device, batch_size = group
-    against, scores = evidence.baseline, evidence.scores.get(device)
+def make_rows(evidence: Evidence, group: Group) -> list[Row]:
+    """The rows of one host, device and batch size, without what compares them with each other."""
+    against, scores = evidence.baseline, evidence.scores.get(group.scored)
     claims = scores.not_worse(against, frontier.MARGIN) if scores else {}
     baseline = evidence.trial(against, group)
     baseline = baseline if baseline and baseline.status == "ok" else None
@@ -119,9 +117,9 @@ def make_rows(evidence: Evidence, group: tuple[str, int]) -> list[Row]:
         rows.append(
             {
                 "recipe": trial.recipe,
-                "host": evidence.host,
-                "device": device,
-                "batch_size": batch_size,
+                "host": group.host or None,
+                "device": group.device,
+                "batch_size": group.batch_size,
                 "status": trial.status,
                 "cause": trial.cause,
                 "next_step": trial.next_step,
@@ -175,28 +173,37 @@ def _spread(trial: Trial, run: Mapping[str, Any]) -> dict[str, Any] | None:
 def _explain(evidence: Evidence, rows: Sequence[Row], harness: Mapping[str, Any]) -> None:
     """Puts into every ok row the sentences on why it is as fast as it is."""
     for row in rows:
-        trial = evidence.trial(row["recipe"], (row["device"], row["batch_size"]))
+        trial = evidence.row_trial(row)
         if trial is None or row["status"] != "ok":
             continue
         tokens = [line.values.get("tokens_by_call") for line in trial.rounds.values()]
         row["why"] = explain(
             row,
-            rows,
-            evidence.run,
+            [other for other in rows if group_of(other).host == group_of(row).host],
+            _of_host(evidence.run, row),
             latency_s=trial.samples("latency_s"),
             tokens_by_call=next(filter(None, tokens), None),
-            ceilings=harness["ceilings"],
-            overhead_s=harness["overhead_per_call_s"],
+            ceilings=harness["ceilings_by_host"].get(machine(group_of(row).host), harness["ceilings"]),
+            overhead_s=harness["overhead_by_host"].get(
+                machine(group_of(row).host), harness["overhead_per_call_s"]
+            ),
         )
 
 
-def _judge(evidence: Evidence, rows: Sequence[Row], ceilings: Mapping[str, Any] | None) -> None:
+def _of_host(run: Mapping[str, Any], row: Row) -> Mapping[str, Any]:
+    """The run as one of the row's host alone."""
+    host = (run.get("hosts") or {}).get(group_of(row).host)
+    return {**run, "host": host} if host else run
+
+
+def _judge(evidence: Evidence, rows: Sequence[Row], harness: Mapping[str, Any]) -> None:
     """Puts into every placed row where its weights are and what that is worth, and says so first of all."""
     for row in rows:
-        group = row["device"], row["batch_size"]
+        group = group_of(row)
         others = {trial.recipe: trial for trial in evidence.trials if trial.group == group}
+        ceilings = harness["ceilings_by_host"].get(machine(group.host), harness["ceilings"])
         placement, verdict = transfer.judge(
-            others[row["recipe"]], others, evidence.run, evidence.baseline, ceilings
+            others[row["recipe"]], others, _of_host(evidence.run, row), evidence.baseline, ceilings
         )
         row["placement"], row["verdict"] = placement, verdict
         if verdict and row["status"] == "ok":
@@ -215,6 +222,14 @@ def _flips(recipe: str, scores: PairedScores | None, baseline: str) -> dict[str,
     return {"gained": gained, "lost": lost, "mcnemar_p": stats.mcnemar(gained, lost)}
 
 
+def _lost(run: Mapping[str, Any]) -> list[str]:
+    """What became of nodes that a sweep over several lost."""
+    return [
+        f"{lost['cause']}: the trials of {lost['host']} began again on another"
+        for lost in run.get("lost") or []
+    ]
+
+
 def _suspicions(trials: Sequence[Trial], baseline: str) -> list[str]:
     """What scoring the baseline found odd about the order of the classes; once, whatever the device."""
     scores = [trial.score for trial in trials if trial.recipe == baseline and trial.score is not None]
@@ -225,6 +240,12 @@ def _suspicions(trials: Sequence[Trial], baseline: str) -> list[str]:
 def _harness(lines: Mapping[Key, Measurement], run: Mapping[str, Any]) -> dict[str, Any]:
     """What the harness adds to a call, as the median of its rounds' medians, and where the run was made."""
     null = [m.samples.get("latency_s") for m in lines.values() if m.stage == "harness"]
+    overhead = {
+        m.host: stats.percentile(m.samples["latency_s"], 0.5)
+        for m in lines.values()
+        if m.stage == "harness" and m.samples.get("latency_s")
+    }
+    ceilings = {m.host: m.values["ceilings"] for m in lines.values() if m.values.get("ceilings")}
     contended = [m for m in lines.values() if m.stage == "measure" and m.values.get("contended")]
     return {
         "overhead_per_call_s": median(stats.percentile(times, 0.5) for times in null if times)
@@ -232,7 +253,9 @@ def _harness(lines: Mapping[Key, Measurement], run: Mapping[str, Any]) -> dict[s
         else None,
         "rounds": run["rounds"],
         "most_rounds": max((key[2] or 0 for key in lines if key[1] == "measure"), default=0),
-        "ceilings": next((m.values["ceilings"] for m in lines.values() if m.values.get("ceilings")), None),
+        "overhead_by_host": overhead,
+        "ceilings": next(iter(ceilings.values()), None),
+        "ceilings_by_host": ceilings,
         "contended_measurements": len(contended),
         "stage_wall_s": _stage_wall_s(lines),
         "host": run.get("host"),

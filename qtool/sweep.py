@@ -16,6 +16,7 @@ from typing import Any
 from qtool import artifacts, asking, evidence, host, isolate, policy, recipes, store, track
 from qtool.core import BASELINE, BASELINES, Measurement, QtoolError, Recipe, Trial, file_hash
 from qtool.plan import (
+    HERE,
     Options,
     Plan,
     artifact_place,
@@ -28,7 +29,10 @@ from qtool.plan import (
     stage_counts,
 )
 from qtool.progress import Say, tell
+from qtool.rows import score_id
 
+_REPORTING = Lock()
+"""Of several models on a cluster one report at a time is drawn: matplotlib is not made for threads."""
 AT_ONCE = 2
 """Builds, and after them scores, that run side by side: most of their time is one thread importing libraries."""
 
@@ -52,19 +56,36 @@ def check(options: Options) -> Plan:
     if options.track:
         track.check()
     chosen = {recipe.name: recipe for recipe in recipes.select(options.patterns)}
-    _check_baseline(chosen[BASELINE], options)
+    reach = _reach(options)
+    if reach is None:
+        _check_baseline(chosen[BASELINE], options)
     tell(f"checking model, task and data of '{options.model}'", sys.stderr)
     probed, data_dir = asking.probe(options, chosen)
     baseline = BASELINES[probed["model"]["source"]]
     if baseline != BASELINE:
         chosen = {recipe.name: recipe for recipe in recipes.select(options.patterns, baseline)}
-        _check_baseline(chosen[baseline], options)
-    plan = make_plan(options, chosen, probed, data_dir)
+        if reach is None:
+            _check_baseline(chosen[baseline], options)
+    places = reach.places(chosen, probed, baseline) if reach else HERE
+    plan = make_plan(options, chosen, probed, data_dir, places)
+    if reach:
+        plan.cluster, plan.hosts = reach, reach.hosts(options)
     if demanded:
         demanded.check_sweep(list(chosen), baseline, options.score)
     if options.resume:
         check_resume(out, plan)
     return plan
+
+
+def _reach(options: Options) -> Any:
+    """The cluster a sweep runs on; None where it is this machine."""
+    if options.executor == "local":
+        return None
+    from qtool import ray_sweep  # an extra that a local sweep does without
+
+    reach = ray_sweep.Reach(options)
+    options.threads = options.threads or reach.threads
+    return reach
 
 
 def _check_baseline(baseline: Recipe, options: Options) -> None:
@@ -90,7 +111,7 @@ def carry_out(plan: Plan) -> int:
             store.write_json(out / "run.json", run_record(plan))
         if options.score:
             keep_texts(plan, out)
-        sweep = _Sweep(plan, out, writer)
+        sweep = plan.cluster.sweep(plan, out, writer) if plan.cluster else Sweep(plan, out, writer)
         try:
             sweep.go()
             interrupted = False
@@ -99,7 +120,8 @@ def carry_out(plan: Plan) -> int:
             interrupted = True
     from qtool import report
 
-    summary = report.write(out)
+    with _REPORTING:
+        summary = report.write(out)
     tell(f"{report.render(out, 'table')}\n\nreport: {out / 'report.html'}", sys.stdout)
     if interrupted:
         return 130
@@ -122,24 +144,32 @@ def carry_out(plan: Plan) -> int:
     return code
 
 
-class _Sweep:
+class Sweep:
     """The stages in order. What is already in `results.jsonl` is not done again."""
 
     def __init__(self, plan: Plan, out: Path, writer: store.Writer) -> None:
         self.plan, self.out, self.writer, self.say = plan, out, writer, Say()
         self.whole = {
             key: line
-            for key, line in store.latest(store.read(out)).items()
+            for key, line in store.current(store.latest(store.read(out)), store.read_run(out)).items()
             if line.status in ("ok", "skipped")
         }
         self.dead = {line.trial_id for line in self.whole.values() if line.stage == "plan"}
         """Ids of trials with a stage that did not end well: their later stages are left out."""
         self.host_hash = host.fingerprint_hash(host.fingerprint())
+        self.stamp: dict[str, Any] = {}
+        """What is put beside the values of every timed stage."""
         self.say.left = stage_counts(plan)
         self.stop_read, self.stop_write = os.pipe()
         self.building = {key: Lock() for key in plan.artifacts.values()}
+        self.at_once = AT_ONCE if host.available_bytes() > AT_ONCE * plan.build_bytes else 1
 
     def go(self) -> None:
+        self._make()
+        self._time()
+
+    def _make(self) -> None:
+        """Skips, builds and scores: nothing is being timed."""
         for trial in self.plan.trials:
             why = self.plan.skipped.get(trial.id)
             if why and (trial.id, "plan", None) not in self.whole:
@@ -150,10 +180,16 @@ class _Sweep:
         deployments = list(reversed(firsts.values()))
         self._side_by_side("build", [(trial, trial.fingerprint) for trial in deployments], self._build)
         self._side_by_side(
-            "score", [(trial, f"{trial.fingerprint}-{trial.device}") for trial in deployments], self._score
+            "score",
+            [(trial, score_id(trial.fingerprint, trial.device, trial.kind)) for trial in deployments],
+            self._score,
         )
+
+    def _time(self) -> None:
+        """The harness, then round after round of every trial that is not dead."""
         baseline = next(trial for trial in self.plan.runnable if trial.recipe == self.plan.baseline)
-        self._stage(baseline, "harness", "harness", None, self._harness)
+        name = "-".join(filter(None, ("harness", baseline.kind)))
+        self._stage(baseline, "harness", name, None, self._harness)
         started = time.monotonic()
         for number in range(1, self.plan.options.rounds + 1):
             self._round(number, self.plan.runnable)
@@ -170,7 +206,12 @@ class _Sweep:
     def _more_rounds(self, started: float) -> None:
         """Rounds of what is still too uncertain, with its baseline, until it is not or the time is over."""
         options, number = self.plan.options, self.plan.options.rounds
-        while wide := evidence.unsettled(evidence.load_times(self.out), options.speedup_within):
+        own = {trial.id for trial in self.plan.runnable}
+        while wide := [
+            trial
+            for trial in evidence.unsettled(evidence.load_times(self.out), options.speedup_within)
+            if trial.entry["trial_id"] in own
+        ]:
             names = ", ".join(dict.fromkeys(trial.recipe for trial in wide))
             if time.monotonic() - started > options.time_budget_s:
                 self.say(
@@ -178,8 +219,8 @@ class _Sweep:
                 )
                 return
             number += 1
-            again = {(trial.recipe, *trial.group) for trial in wide}
-            again |= {(self.plan.baseline, *trial.group) for trial in wide}
+            again = {(trial.recipe, *trial.group[1:]) for trial in wide}
+            again |= {(self.plan.baseline, *trial.group[1:]) for trial in wide}
             trials = [t for t in self.plan.runnable if (t.recipe, t.device, t.batch_size) in again]
             self.say.left["measure"] = len(trials)
             self._round(number, trials)
@@ -187,16 +228,18 @@ class _Sweep:
     def _side_by_side(
         self, stage: str, works: Sequence[tuple[Trial, str]], work: Callable[[Trial], isolate.Outcome]
     ) -> None:
-        """A stage of every deployment, `AT_ONCE` at a time where memory allows: nothing is being timed."""
-        at_once = AT_ONCE if host.available_bytes() > AT_ONCE * self.plan.build_bytes else 1
-        with ThreadPoolExecutor(at_once) as pool:
+        """A stage of every deployment, `at_once` at a time: nothing is being timed."""
+        with ThreadPoolExecutor(self.at_once) as pool:
             try:
                 for done in [pool.submit(self._stage, trial, stage, key, None, work) for trial, key in works]:
                     done.result()
             except BaseException:
-                os.close(self.stop_write)  # ends the children that run now
+                self._stop()
                 pool.shutdown(cancel_futures=True)
                 raise
+
+    def _stop(self) -> None:
+        os.close(self.stop_write)  # ends the children that run now
 
     def _stage(
         self, trial: Trial, stage: str, key: str, number: int | None, work: Callable[[Trial], isolate.Outcome]
@@ -212,18 +255,21 @@ class _Sweep:
         started = time.monotonic()
         outcome = work(trial)
         self.say.finished(stage, time.monotonic() - started)
-        shared = [t for t in self.plan.runnable if (t.recipe, t.device) == (trial.recipe, trial.device)]
         if outcome.status == "unavailable":
-            for each in shared:
+            for each in self._shared(trial):
                 self._append(each.id, each, "plan", None, replace(outcome, status="skipped"))
         else:
             self._append(key, trial, stage, number, outcome, time.monotonic() - started)
         if outcome.status != "ok":
             self.say(f"  {trial.recipe}: {outcome.status}: {outcome.error}")
             if stage in ("build", "score"):
-                self.dead |= {each.id for each in shared}
+                self.dead |= {each.id for each in self._shared(trial)}
             elif stage == "measure":
                 self.dead.add(trial.id)
+
+    def _shared(self, trial: Trial) -> list[Trial]:
+        """The trials that stand on the same artifact and score."""
+        return [t for t in self.plan.runnable if (t.recipe, t.device) == (trial.recipe, trial.device)]
 
     def _still_there(self, trial: Trial, stage: str, key: str) -> bool:
         """A whole line is not enough where the file it speaks of was deleted since."""
@@ -249,6 +295,8 @@ class _Sweep:
             values = values.get("values", {})
         if wall_s is not None:
             values["wall_s"] = wall_s
+        if stage in ("measure", "harness"):
+            values |= self.stamp
         status = "failed" if outcome.status == "user_error" else outcome.status
         self.writer.append(
             Measurement.model_validate(
@@ -273,24 +321,33 @@ class _Sweep:
     def _child(
         self, trial: Trial, stage: str, spec: dict[str, Any], number: int | None = None
     ) -> isolate.Outcome:
-        suffix = f"-{number}" if number else ""
-        log = self.out / "logs" / f"{trial.recipe}-{trial.device}-{trial.batch_size}-{stage}{suffix}.log"
         return isolate.run(
             stage,
-            {
-                "recipe": self.plan.recipes[trial.recipe].model_dump(),
-                "model_dir": self.plan.probed["model"]["folder"],
-                "data": str(self.plan.data_dir),
-                "artifact": str(artifact_place(self.plan.artifacts[trial.recipe])),
-                "device": trial.device,
-                "threads": self.plan.options.threads,
-                **spec,
-            },
-            log=log,
+            self._spec(trial) | spec,
+            log=self._log(trial, stage, number),
             timeout_s=self.plan.options.timeout_s,
             threads=self.plan.options.threads,
             stop=self.stop_read if stage in ("build", "score") else None,
         )
+
+    def _label(self, trial: Trial) -> str:
+        """How the files of a recipe on a device begin."""
+        return f"{trial.recipe}-{trial.device}"
+
+    def _log(self, trial: Trial, stage: str, number: int | None) -> Path:
+        suffix = f"-{number}" if number else ""
+        return self.out / "logs" / f"{self._label(trial)}-{trial.batch_size}-{stage}{suffix}.log"
+
+    def _spec(self, trial: Trial) -> dict[str, Any]:
+        """What every stage is told of a trial."""
+        return {
+            "recipe": self.plan.recipes[trial.recipe].model_dump(),
+            "model_dir": self.plan.probed["model"]["folder"],
+            "data": str(self.plan.data_dir),
+            "artifact": str(artifact_place(self.plan.artifacts[trial.recipe])),
+            "device": trial.device,
+            "threads": self.plan.options.threads,
+        }
 
     def _build(self, trial: Trial) -> isolate.Outcome:
         """Find the artifact in the cache, or build it.
@@ -305,7 +362,7 @@ class _Sweep:
         return artifacts.obtain(place, lambda made: self._child(trial, "build", {"out": str(made)}))
 
     def _predictions(self, trial: Trial) -> Path:
-        return self.out / "predictions" / f"{trial.recipe}-{trial.device}.npz"
+        return self.out / "predictions" / f"{self._label(trial)}.npz"
 
     def _score(self, trial: Trial) -> isolate.Outcome:
         spec = {

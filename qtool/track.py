@@ -20,7 +20,7 @@ from typing import Any
 from qtool import __version__, evidence, store
 from qtool import summary as summaries
 from qtool.core import QtoolError, content_hash, file_hash
-from qtool.evidence import Evidence
+from qtool.evidence import Evidence, group_of
 from qtool.report.text import printable
 from qtool.report.tidy import run_hash
 
@@ -156,7 +156,7 @@ def _log(
     whole = _whole(found)
     tags = {**tags, "qtool.host": whole["host"], "qtool.data_hash": whole["data_hash"]}
     for group in summary["frontier"]:
-        place = f"{group['device']}.{group['batch_size']}"
+        place = ".".join(map(str, group_of(group)[0 if len(found.hosts) > 1 else 1 :]))
         tags[f"qtool.recommended.{place}"] = group["recommended"] or "none"
         tags[f"qtool.frontier.{place}"] = ", ".join(group["recipes"])
     name = printable(found.run_dir.resolve().name)
@@ -184,6 +184,7 @@ def _fill(
         own = {"mlflow.parentRunId": parent.run_id, "qtool.on_frontier": str(row["on_frontier"]).lower()}
         own |= {key: tags[key] for key in ("qtool.host", "qtool.data_hash")}
         title = f"{row['recipe']} {row['device']} batch {row['batch_size']}"
+        title += f" at {row['host']}" if "/" in (row["host"] or "") else ""
         nested = client.create_run(parent.experiment_id, parent.start_time, own, title).info.run_id
         _batch(client, nested, {**whole, **trial}, _numbers(row), now_ms)
         client.set_terminated(nested, "FINISHED")

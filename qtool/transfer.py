@@ -55,7 +55,7 @@ def see(trial: Trial, other: Trial | None) -> Seen:
     ratio = speedup(trial, other) if other else None
     return Seen(
         trial.status,
-        trial.group[0],
+        trial.group.device,
         placed,
         Rounds(list(own.values())).value if own else None,
         other.recipe if other else None,

@@ -15,7 +15,7 @@ INPUTS = {
 FLAGS = {
     "sweep": INPUTS
     | {"--models", "--metric", "--rounds", "--speedup-within", "--time-budget", "--policy", "--track"}
-    | {"--no-score", "--resume", "--dry-run"},
+    | {"--no-score", "--resume", "--dry-run", "--executor", "--address", "--on", "--shared"},
     "pick": {"--max-drop", "--p95", "--p50", "--throughput", "--memory", "--disk", "--prefer"}
     | {"--objectives", "--cost", "--json"},
     "compare": {"--json"},

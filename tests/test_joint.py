@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qtool import cli, cost, host, joint, pick, prices, summary
+from qtool import cli, cost, host, joint, pick, prices
 from qtool.core import QtoolError
 from qtool.pick import Goals
 from qtool.report import choice
@@ -452,16 +452,16 @@ def test_a_row_of_another_host_of_its_run_has_that_hosts_facts():
     assert cost.host_of(run, {"host": "elsewhere"}) == {"hash": "elsewhere"}
 
 
-def test_one_folder_of_two_hosts_gives_two_hardware(tmp_path, priced, monkeypatch):
-    run = gpu_run(tmp_path / "run", hosts={"h1": CPU, "h2": GPU})
-    rows = summary.make_rows
-    monkeypatch.setattr(
-        summary,
-        "make_rows",
-        lambda found, group: [
-            {**row, "host": "h1" if row["recipe"] == "fp32" else "h2"} for row in rows(found, group)
-        ],
-    )
+def test_one_folder_of_two_hosts_gives_two_hardware(tmp_path, priced):
+    run = gpu_run(tmp_path / "run")
+    names = {recipe: f"kind/{facts['hash']}" for recipe, facts in (("fp32", CPU), ("fp16", GPU))}
+    record = json.loads((run / "run.json").read_text())
+    record["hosts"] = {names["fp32"]: CPU | {"kind": "kind"}, names["fp16"]: GPU | {"kind": "kind"}}
+    record["plan"] = [entry | {"host": names[entry["recipe"]]} for entry in record["plan"]]
+    (run / "run.json").write_text(json.dumps(record))
+    lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    told = (json.dumps(line | {"host": names[line["recipe"]].partition("/")[2]}) for line in lines)
+    (run / "results.jsonl").write_text("".join(f"{line}\n" for line in told))
     found = joint.join([run], priced)
     assert [(side["label"], side["host"]) for side in found["hardware"]] == [
         ("R1", CPU["hash"]),

@@ -27,8 +27,12 @@ HEAVY = {
     "evaluate",
     "accelerate",
     "sklearn",
+    "ray",
 }
-PARENT_ONLY = ("cli", "sweep", "plan", "listing", "doctor", "export", "joint", "cost", "prices", "fit")
+PARENT_ONLY = (
+    *("cli", "sweep", "plan", "listing", "doctor", "export", "joint", "cost", "prices", "fit"),
+    *("cluster", "ray_sweep", "remote"),
+)
 
 
 def imports(path: Path) -> set[str]:

@@ -20,8 +20,8 @@ def test_recipes_that_share_an_artifact_build_it_one_after_the_other(tmp_path, m
         inside.remove(trial)
         return isolate.Outcome("ok")
 
-    monkeypatch.setattr(sweep._Sweep, "_build_alone", build)
-    made = sweep._Sweep.__new__(sweep._Sweep)
+    monkeypatch.setattr(sweep.Sweep, "_build_alone", build)
+    made = sweep.Sweep.__new__(sweep.Sweep)
     made.plan = SimpleNamespace(artifacts={"fp32": "key", "twin": "key"})
     made.building = {"key": threading.Lock()}
     threads = [

@@ -18,9 +18,9 @@ from qtool import summary as summaries
 from qtool.aliases import ALIASES
 from qtool.artifacts import built, is_whole
 from qtool.core import METRICS, QtoolError, Recipe, did_you_mean
-from qtool.evidence import Evidence
+from qtool.evidence import Evidence, group_of
 from qtool.report.markdown import escape
-from qtool.report.text import printable
+from qtool.report.text import place, printable
 from qtool.tasks import glue
 from qtool.units import PERCENT, between, change, number, peak_name, unit
 
@@ -90,7 +90,7 @@ def _metadata(run: Mapping[str, Any], recipe: Recipe, ok: list[Row]) -> ModelCar
     task = "sentence-similarity" if embeds else "text-classification"
     scores, by_device = [], {}
     for row in ok:
-        by_device.setdefault(row["device"], row)
+        by_device.setdefault(place(row), row)
     for device, row in by_device.items():
         for metric in run.get("metrics") or []:
             value = row["metrics"].get(metric, {}).get("value")
@@ -175,11 +175,8 @@ def _flat(value: Mapping[str, Any]) -> str:
 def _measured(found: Evidence, summary: Mapping[str, Any], row: Row) -> list[str]:
     """One table: the recipe against the baseline on a device at a batch size."""
     metric, against = summary["metric"], summary["baseline"]
-    place = (row["device"], row["batch_size"])
-    base = next(
-        (r for r in summary["rows"] if r["recipe"] == against and (r["device"], r["batch_size"]) == place),
-        None,
-    )
+    group = group_of(row)
+    base = next((r for r in summary["rows"] if r["recipe"] == against and group_of(r) == group), None)
     cells = (base or {}).get("metrics") or {}
     own = row["recipe"] == against
     header = ["", *([] if own else [escape(against)]), escape(row["recipe"]), *([] if own else ["change"])]
@@ -210,7 +207,7 @@ def _measured(found: Evidence, summary: Mapping[str, Any], row: Row) -> list[str
     told = _intervals(found, summary, row)
     notes = [note[0].upper() + note[1:] for note in notes]
     return [
-        f"## Measured on {escape(row['device'])}, batch {row['batch_size']}",
+        f"## Measured on {escape(place(row))}, batch {row['batch_size']}",
         "\n".join(f"| {' | '.join(line)} |" for line in lines),
         " ".join([*told, *(f"{escape(note)}." for note in notes)]),
     ]
@@ -221,7 +218,7 @@ def _intervals(found: Evidence, summary: Mapping[str, Any], row: Row) -> list[st
     counts = {
         escape(name): len(trial.rounds)
         for name in dict.fromkeys((row["recipe"], summary["baseline"]))
-        if (trial := found.trial(name, (row["device"], row["batch_size"]))) and trial.status == "ok"
+        if (trial := found.trial(name, group_of(row))) and trial.status == "ok"
     }
     once, several = [name for name in counts if counts[name] == 1], [n for n in counts if counts[n] > 1]
     told = []

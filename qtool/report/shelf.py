@@ -13,7 +13,7 @@ from typing import Any
 from qtool import comparability, evidence
 from qtool import summary as summaries
 from qtool.core import METRICS, QtoolError
-from qtool.report.text import printable
+from qtool.report.text import place, printable
 from qtool.report.two_runs import short
 from qtool.units import NONE, PERCENT, between, change, number, peak_name, unit
 
@@ -180,11 +180,9 @@ def side_by_side(books: Sequence[Book]) -> list[dict[str, Any]]:
     """
     first, tables = books[0], []
     differ = [comparability.differences(first.run, book.run) for book in books]
-    for device, batch_size in dict.fromkeys((r["device"], r["batch_size"]) for r in first.summary["rows"]):
-        rows = [
-            {row["recipe"]: row for row in book.summary["rows"] if _at(row) == (device, batch_size)}
-            for book in books
-        ]
+    for at in dict.fromkeys(map(_at, first.summary["rows"])):
+        (device, batch_size), where = at[-2:], " at ".join(map(str, reversed(at[:-1])))
+        rows = [{row["recipe"]: row for row in book.summary["rows"] if _at(row) == at} for book in books]
         for name in columns(first.run["metric"], device):
             why = [_why(found, name, first.run["metric"]) for found in differ]
             lines = []
@@ -195,7 +193,7 @@ def side_by_side(books: Sequence[Book]) -> list[dict[str, Any]]:
                 ]
                 lines.append([recipe, *cells])
             points = " points" if name == "score_delta" and first.run["metric"] in PERCENT else ""
-            title = f"{label(name)}{points} on {device}, batch {batch_size}"
+            title = f"{label(name)}{points} on {where}, batch {batch_size}"
             tables.append({"title": title, "why": why, "lines": lines})
     return tables
 
@@ -207,13 +205,15 @@ def only_elsewhere(books: Sequence[Book]) -> list[str]:
     for book in books[1:]:
         others = [row for row in book.summary["rows"] if (row["recipe"], *_at(row)) not in own]
         if others:
-            named = (f"{row['recipe']} {row['device']} batch {row['batch_size']}" for row in others)
+            named = (f"{row['recipe']} {place(row)} batch {row['batch_size']}" for row in others)
             lines.append(f"not in {books[0].name}, only in {book.name}: {', '.join(named)}")
     return lines
 
 
-def _at(row: Mapping[str, Any]) -> tuple[str, int]:
-    return row["device"], row["batch_size"]
+def _at(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Device and batch size, behind the host where it is named by its kind: a run of one host is any machine's."""
+    host = row.get("host") or ""
+    return (*([host] if "/" in host else []), row["device"], row["batch_size"])
 
 
 def _why(found: Sequence[Mapping[str, Any]], name: str, metric: str | None) -> str:

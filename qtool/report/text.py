@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from qtool.core import METRICS
+from qtool.evidence import group_of
 from qtool.units import NONE, PERCENT, between, change, number, peak_name, unit
 
 Row = dict[str, Any]
@@ -101,15 +103,17 @@ def _cell(summary: dict[str, Any], row: Row, name: str, best: float | None, fast
 
 
 def group_title(group: dict[str, Any]) -> str:
-    return f"{group['device']}, batch {group['batch_size']}"
+    return f"{place(group)}, batch {group['batch_size']}"
+
+
+def place(group: Mapping[str, Any]) -> str:
+    """Device of a row or an entry of the frontier, and its host where that is named by its kind."""
+    host = group.get("host") or ""
+    return f"{group['device']} of {host}" if "/" in host else group["device"]
 
 
 def group_rows(summary: dict[str, Any], group: dict[str, Any]) -> list[Row]:
-    return [
-        row
-        for row in summary["rows"]
-        if (row["device"], row["batch_size"]) == (group["device"], group["batch_size"])
-    ]
+    return [row for row in summary["rows"] if group_of(row) == group_of(group)]
 
 
 def title(summary: dict[str, Any], run: dict[str, Any]) -> str:

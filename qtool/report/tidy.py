@@ -15,6 +15,7 @@ from typing import Any
 from qtool import evidence
 from qtool import summary as summaries
 from qtool.core import METRICS, QtoolError, content_hash
+from qtool.evidence import group_of
 from qtool.report.text import printable
 
 COLUMNS = {
@@ -84,11 +85,14 @@ def rows(summary: Mapping[str, Any], run: Mapping[str, Any], name: str) -> list[
         "rounds": run["rounds"],
         "qtool": versions.get("qtool"),
     }
-    chosen = {(g["device"], g["batch_size"]): g["recommended"] for g in summary["frontier"]}
+    chosen = {group_of(g): g["recommended"] for g in summary["frontier"]}
     found = []
     for row in summary["rows"]:
         trial = {key: row[key] for key in ("recipe", "device", "batch_size", "status", "on_frontier")}
-        trial["recommended"] = chosen[row["device"], row["batch_size"]] == row["recipe"]
+        own = (run.get("hosts") or {}).get(row.get("host"))
+        if own:
+            trial |= {"host": own.get("hash"), "cpu_model": own.get("cpu_model")}
+        trial["recommended"] = chosen[group_of(row)] == row["recipe"]
         trial["contended"] = row["contended"]
         if row["status"] != "ok":
             found.append(_typed(whole | trial | {"reason": row["cause"]}))

@@ -13,6 +13,7 @@ from typing import Any
 from qtool import comparability
 from qtool.core import METRICS
 from qtool.report.shelf import Book, facts, label, told
+from qtool.report.text import place
 from qtool.units import number, peak_name, unit
 
 WIDTH, HEIGHT = 380, 190
@@ -56,10 +57,10 @@ def sections(books: Sequence[Book], recipe: str) -> list[Section]:
         for row in summary["rows"]:
             if row["recipe"] != recipe:
                 continue
-            key = (summary["model"], summary["task"], summary["metric"], row["device"], row["batch_size"])
+            key = (summary["model"], summary["task"], summary["metric"], place(row), row["batch_size"])
             if key not in found:
                 metrics = ["latency_p50_s", *filter(None, [summary["metric"]]), peak_name(row["device"])]
-                title = f"{book.model}, {key[1] or 'no task'}: {row['device']}, batch {row['batch_size']}"
+                title = f"{book.model}, {key[1] or 'no task'}: {place(row)}, batch {row['batch_size']}"
                 found[key] = Section(title, metrics, [], [])
             section = found[key]
             point = Point(book, _series(section, book), row["status"], row["metrics"])

@@ -49,7 +49,8 @@ def table(found: Mapping[str, Any]) -> list[list[str]]:
         header += [f"{_label(found, column)} A", "B", "change"]
     lines = [header]
     for row in found["rows"]:
-        line = [row["recipe"], row["device"], str(row["batch_size"])]
+        device = f"{row['device']} at {row['host']}" if row.get("host") else row["device"]
+        line = [row["recipe"], device, str(row["batch_size"])]
         for column in columns:
             line += _cells(found, column, row["columns"].get(column))
         lines.append(line)

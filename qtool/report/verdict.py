@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from qtool import gate, policy, store
 from qtool.core import METRICS, QtoolError
 from qtool.report.markdown import escape
-from qtool.report.text import one_line
+from qtool.report.text import one_line, place
 from qtool.units import between, change, number, with_unit
 
 RATIOS = {
@@ -103,7 +103,7 @@ def _xml(words: str) -> str:
 
 
 def _who(entry: Mapping[str, Any]) -> str:
-    return f"{entry['recipe']} on {entry['device']} batch {entry['batch_size']}"
+    return f"{entry['recipe']} on {place(entry)} batch {entry['batch_size']}"
 
 
 def _what(found: Mapping[str, Any], entry: Mapping[str, Any]) -> str:

@@ -48,11 +48,12 @@ def _started(run: Mapping[str, Any]) -> str:
 
 
 def _machine(run: Mapping[str, Any]) -> str:
-    host = run.get("host") or {}
+    host, more = run.get("host") or {}, len(run.get("hosts") or {}) - 1
     listed = host.get("gpus")
     gpus = [g.get("name") if isinstance(g, dict) else g for g in (listed if isinstance(listed, list) else [])]
     cores = host.get("physical_cores")
     parts = [host.get("cpu_model"), cores and f"{cores} cores", *gpus]
+    parts += [f"and {more} more hosts" if more > 1 else "and another host"] if more > 0 else []
     return ", ".join(str(part) for part in parts if part)
 
 
@@ -131,7 +132,7 @@ def _against(name: str, value: float | None, other: Mapping[str, Any] | None) ->
 
 def _evidence(evidence: Evidence, summary: Mapping[str, Any], row: Row) -> str:
     """What the recommendation stands on, in a line; its own rounds, for --rounds auto gives some recipes more."""
-    trial = evidence.trial(row["recipe"], (row["device"], row["batch_size"]))
+    trial = evidence.row_trial(row)
     rounds = len(trial.p50_s()) if trial else 0
     parts = [f"{rounds} {'round' if rounds == 1 else 'rounds'}, each in fresh processes"]
     if flips := row["flips"]:
@@ -191,7 +192,7 @@ def _table(evidence: Evidence, summary: dict[str, Any], names: Sequence[str]) ->
                 {
                     "recipe": row["recipe"],
                     "anchor": f"recipe-{names.index(row['recipe'])}",
-                    "device": device,
+                    "device": text.place(group),
                     "batch": group["batch_size"],
                     "runtime": (known.get(row["recipe"]) or {}).get("runtime") or "",
                     "status": row["status"],
@@ -213,6 +214,16 @@ def _table(evidence: Evidence, summary: dict[str, Any], names: Sequence[str]) ->
     }
 
 
+def _hosts(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of each machine that measured, under a heading each."""
+    hosts = run.get("hosts") or {}
+    return (
+        {f"Host {name}": facts for name, facts in hosts.items()}
+        if len(hosts) > 1
+        else {"Host": run.get("host")}
+    )
+
+
 def _facts(summary: Mapping[str, Any], run: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Where and with what it was measured, as headings with pairs; what is empty is left out."""
     harness = summary["harness"]
@@ -221,7 +232,7 @@ def _facts(summary: Mapping[str, Any], run: Mapping[str, Any]) -> list[tuple[str
         "overhead per call": "not measured" if overhead is None else f"{overhead * 1e6:.1f} µs",
         "contended measurements": harness["contended_measurements"],
     } | {f"time of all processes: {stage}": f"{s:.0f} s" for stage, s in harness["stage_wall_s"].items()}
-    sections = {"Host": run.get("host"), "Versions": run.get("versions"), "Model": run.get("model_info")}
+    sections = {**_hosts(run), "Versions": run.get("versions"), "Model": run.get("model_info")}
     sections |= {"Data": run.get("data"), "Arguments": run.get("args"), "Harness": own}
     found = []
     for title, values in sections.items():

@@ -26,7 +26,7 @@ if (document.getElementById("curve-chart")) {
       const { [X]: x, [Y]: y } = named(listed);
       if (!x || !y) continue;
       const name = data.recipes[recipe];
-      const { device, batch, title, recommended } = data.groups[of];
+      const { place: device, batch, title, recommended } = data.groups[of];
       found.push({
         recipe, name, device, batch, title: `${name}, batch ${batch}`, where: title, cells: named(listed),
         taken: name === recommended, base: name === data.baseline, x: scaled(X, x[0]), y: scaled(Y, y[0]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.report.text import Row
+from qtool.report.text import Row, place
 from qtool.units import NONE, number
 
 
@@ -14,13 +14,13 @@ def curves(summary: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, A
     and its texts a second at each, '-' where it has none. `names` are the recipes in the order of the page's parts.
     """
     found = []
-    for device in dict.fromkeys(group["device"] for group in summary["frontier"]):
+    for device in dict.fromkeys(place(group) for group in summary["frontier"]):
         rows = {
             (row["recipe"], row["batch_size"]): row
             for row in summary["rows"]
-            if row["device"] == device and row["status"] == "ok"
+            if place(row) == device and row["status"] == "ok"
         }
-        batches = sorted({group["batch_size"] for group in summary["frontier"] if group["device"] == device})
+        batches = sorted({group["batch_size"] for group in summary["frontier"] if place(group) == device})
         lines = [
             {
                 "recipe": name,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool.core import METRICS
-from qtool.evidence import Evidence
+from qtool.evidence import Evidence, group_of
 from qtool.report import text
 from qtool.report.page import drift, flips
 from qtool.units import PERCENT, unit
@@ -22,13 +22,13 @@ def data(evidence: Evidence, summary: Mapping[str, Any]) -> tuple[dict[str, Any]
     frontier, and a cell a metric of `metrics`: [value], [value, low, high], or None.
     """
     recipes = list(dict.fromkeys(row["recipe"] for row in summary["rows"]))
-    groups = {(g["device"], g["batch_size"]): number for number, g in enumerate(summary["frontier"])}
+    groups = {group_of(g): number for number, g in enumerate(summary["frontier"])}
     found = [row["metrics"] for row in summary["rows"]]
     names = [n for n in METRICS if any(n in cells and cells[n]["value"] is not None for cells in found)]
     rows, timed = [], {}
     for row in summary["rows"]:
-        recipe, group = recipes.index(row["recipe"]), groups[row["device"], row["batch_size"]]
-        trial = evidence.trial(row["recipe"], (row["device"], row["batch_size"]))
+        recipe, group = recipes.index(row["recipe"]), groups[group_of(row)]
+        trial = evidence.row_trial(row)
         if trial is not None and (rounds := drift.by_round(trial)):
             timed.setdefault(recipe, {})[group] = rounds
         if row["status"] == "ok":
@@ -45,6 +45,7 @@ def data(evidence: Evidence, summary: Mapping[str, Any]) -> tuple[dict[str, Any]
             {
                 "title": text.group_title(group),
                 "device": group["device"],
+                "place": text.place(group),
                 "batch": group["batch_size"],
                 "recommended": group["recommended"],
             }

@@ -11,6 +11,7 @@ import numpy as np
 
 from qtool.evidence import Evidence
 from qtool.paired import PairedScores
+from qtool.report import text
 from qtool.shift import log_probabilities
 
 MOST = 50
@@ -30,7 +31,8 @@ def flips(evidence: Evidence, recipes: Sequence[str]) -> tuple[dict[str, Any], l
     """
     devices: dict[str, dict[int, Any]] = {}
     compared: dict[str, PairedScores] = {}
-    for device, scores in evidence.scores.items():
+    for (host, on), scores in evidence.scores.items():
+        device = text.place({"host": host, "device": on})
         if evidence.baseline not in scores.predictions:
             continue
         devices[device] = {

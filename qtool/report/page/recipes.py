@@ -85,7 +85,7 @@ def _audits(ok: Sequence[Row]) -> list[dict[str, Any]]:
     found = {}
     for row in ok:
         audit = row["audit"]
-        if row["device"] in found or not audit:
+        if text.place(row) in found or not audit:
             continue
         held = audit.get("weight_bytes_by_dtype") or {}
         total = sum(held.values()) or 1
@@ -98,8 +98,8 @@ def _audits(ok: Sequence[Row]) -> list[dict[str, Any]]:
         for key in ("compiled_graphs", "autocast"):
             if audit.get(key) is not None:
                 facts.append((key.replace("_", " "), plain(audit[key])))
-        found[row["device"]] = {
-            "device": row["device"],
+        found[text.place(row)] = {
+            "device": text.place(row),
             "shares": [
                 {
                     "dtype": dtype,
