@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from qtool import demo
 from qtool.core import QtoolError, Unavailable
@@ -39,29 +40,36 @@ def main() -> None:
 def write(out: Path, base: Path) -> int:
     """Save a model and `base`'s tokenizer to `out`; the number of parameters."""
     import torch
-    from tokenizers import Tokenizer
-    from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedTokenizerFast
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    pieces = Tokenizer.from_file(str(base / "tokenizer.json"))
-    # the base's file pads and cuts every text to 128 tokens
-    pieces.no_padding()
-    pieces.no_truncation()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=pieces,
-        model_max_length=512,
-        model_input_names=["input_ids", "attention_mask"],
-        **{f"{name.lower()}_token": f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")},
-    )
+    words = tokenizer(base)
     torch.manual_seed(SEED)
     config = DistilBertConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=len(words),
         id2label=dict(enumerate(LABELS)),
         label2id={label: index for index, label in enumerate(LABELS)},
     )
     model = DistilBertForSequenceClassification(config).eval()
     model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    words.save_pretrained(out)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def tokenizer(base: Path) -> Any:
+    """The tokenizer of `base` for a model that has no token types."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = Tokenizer.from_file(str(base / "tokenizer.json"))
+    # the base's file pads and cuts every text to 128 tokens
+    pieces.no_padding()
+    pieces.no_truncation()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=pieces,
+        model_max_length=512,
+        model_input_names=["input_ids", "attention_mask"],
+        **{f"{name.lower()}_token": f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")},
+    )
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ def probe(options: Options, chosen: dict[str, Recipe]) -> tuple[dict[str, Any], 
             },
             "task": options.task or ("text" if options.data else "demo"),
             "calibration_rows": wanted,
+            "recipes": [recipe.model_dump() for recipe in chosen.values()],
             "data_out": str(scratch / "data"),
         }
         log = scratch / "probe.log"

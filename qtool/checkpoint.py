@@ -35,13 +35,13 @@ def load(folder: Path, **kwargs: Any) -> Any:
     return pooled(auto_class(folder).from_pretrained(folder, **kwargs).eval(), folder)
 
 
-def empty(folder: Path) -> Any:
-    """The module's shape alone: its tensors are on the meta device and hold nothing."""
+def empty(folder: Path, **kwargs: Any) -> Any:
+    """The module's shape alone: its tensors are on the meta device and hold nothing; `kwargs` as of `from_config`."""
     import torch
     from transformers import AutoConfig
 
     with torch.device("meta"):
-        return pooled(auto_class(folder).from_config(AutoConfig.from_pretrained(folder)), folder)
+        return pooled(auto_class(folder).from_config(AutoConfig.from_pretrained(folder), **kwargs), folder)
 
 
 def pooled(model: Any, folder: Path) -> Any:

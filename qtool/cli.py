@@ -15,7 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from qtool import __version__, flags_of_load, flags_of_pick, flags_of_profile, flags_of_report, flags_of_sweep
+from qtool import (
+    __version__,
+    flags_of_fit,
+    flags_of_load,
+    flags_of_pick,
+    flags_of_profile,
+    flags_of_report,
+    flags_of_sweep,
+)
 from qtool.core import QtoolError, did_you_mean
 
 VERBS = (
@@ -26,6 +34,7 @@ VERBS = (
     "report",
     "profile",
     "load",
+    "fit",
     "export",
     "recipes",
     "tasks",
@@ -132,6 +141,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     flags_of_load.add(
         verbs.add_parser("load", help="what a run's recipes do under traffic", allow_abbrev=False)
+    )
+
+    flags_of_fit.add(
+        verbs.add_parser("fit", help="which recipes fit where, before anything is loaded", allow_abbrev=False)
     )
 
     export = verbs.add_parser("export", help="copy out an artifact, ready to deploy", allow_abbrev=False)

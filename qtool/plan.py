@@ -198,6 +198,7 @@ def run_record(plan: Plan) -> dict[str, Any]:
         "data": probed["data"],
         "notes": probed["data"]["notes"],
         "recipes": {name: recipe.model_dump() for name, recipe in plan.recipes.items()},
+        "fit": probed.get("fit") or {},
         "started_at": now(),
     }
 

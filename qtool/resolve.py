@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from qtool import demo, host
@@ -15,8 +16,8 @@ GRAPH_FILES = ("model.onnx", "model.onnx_data", "model.onnx.data", "openvino_mod
 HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", *GRAPH_FILES)
 
 
-def resolve(name: str, revision: str | None) -> tuple[Path, str | None]:
-    """The local folder of MODEL and the hub revision it came from.
+def resolve(name: str, revision: str | None, files: Sequence[str] = HUB_FILES) -> tuple[Path, str | None]:
+    """The local folder of MODEL and the hub revision it came from; of a hub model, `files` are fetched.
 
     Raises QtoolError when there is no such folder, hub repository or revision, or the hub cannot be asked.
     """
@@ -40,7 +41,7 @@ def resolve(name: str, revision: str | None) -> tuple[Path, str | None]:
             raise QtoolError(
                 f"'{name}' is neither a folder nor a hub id. Give a folder, owner/name or an alias."
             )
-    return _from_hub(hub_id, revision, name)
+    return _from_hub(hub_id, revision, name, files)
 
 
 def _demo_folder() -> Path:
@@ -53,7 +54,7 @@ def _demo_folder() -> Path:
     return folder
 
 
-def _from_hub(hub_id: str, revision: str | None, asked: str) -> tuple[Path, str | None]:
+def _from_hub(hub_id: str, revision: str | None, asked: str, files: Sequence[str]) -> tuple[Path, str | None]:
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -67,7 +68,7 @@ def _from_hub(hub_id: str, revision: str | None, asked: str) -> tuple[Path, str 
             )
     try:
         folder = huggingface_hub.snapshot_download(
-            hub_id, revision=revision, allow_patterns=list(HUB_FILES), local_files_only=offline
+            hub_id, revision=revision, allow_patterns=list(files), local_files_only=offline
         )
     except errors.GatedRepoError:
         raise QtoolError(

@@ -190,6 +190,13 @@ class _Data(BaseModel):
     data_hash: str | None = None
 
 
+class _Fit(BaseModel):
+    """What `estimate.total` told of a recipe."""
+
+    weight_bytes: int | None = Field(None, ge=0, le=10**18)
+    weight_bytes_reason: str | None = None
+
+
 class _Run(BaseModel):
     """What readers of a run rely on; everything else is theirs to look for."""
 
@@ -209,3 +216,4 @@ class _Run(BaseModel):
     data: _Data | None = None
     model_info: dict[str, Any] | None = None
     recipes: dict[str, dict[str, Any]] | None = None
+    fit: dict[str, _Fit] | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from qtool import frontier, stats, transfer
+from qtool import estimate, frontier, stats, transfer
 from qtool.advice import advice
 from qtool.core import Measurement
 from qtool.evidence import Evidence, candidate, delta_of, group_of, load, machine
@@ -134,9 +134,17 @@ def make_rows(evidence: Evidence, group: Group) -> list[Row]:
                 "audit": (trial.score.values.get("audit") if trial.score else None) or {},
                 "placement": None,
                 "verdict": None,
+                "fit": _fit(trial, evidence.run),
             }
         )
     return rows
+
+
+def _fit(trial: Trial, run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The estimate of its weights beside what was found; None for a run that has no estimates."""
+    told = run.get("fit")
+    measured = trial.score.values.get("weight_bytes") if trial.score else None
+    return estimate.error(told.get(trial.recipe), measured) if told else None
 
 
 def _qualifies(row: Row, scores: PairedScores | None, baseline: str) -> bool:

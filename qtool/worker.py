@@ -17,7 +17,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qtool import ceilings, checkpoint, graphs, measure, models, plugins, prepare, profiling, reload, resolve
+from qtool import (
+    ceilings,
+    checkpoint,
+    fitting,
+    graphs,
+    measure,
+    models,
+    plugins,
+    prepare,
+    profiling,
+    reload,
+    resolve,
+)
 from qtool.core import Batch, BuildJob, Loaded, QtoolError, Recipe, Unavailable, file_hash
 from qtool.tasks._labels import permutation_suspicion
 
@@ -34,7 +46,9 @@ def probe(spec: dict[str, Any]) -> dict[str, Any]:
     kind = graphs.kind(folder)
     model = graphs.check(folder, revision, kind) if kind else models.check(folder, revision)
     facts = prepare.prepare(spec, task, model, tables, Path(spec["data_out"]))
-    return {"model": _plain(asdict(model)), "task": task.model_dump(), "data": asdict(facts)}
+    chosen = [] if kind else [Recipe(**content) for content in spec.get("recipes") or []]
+    fit = fitting.totals(folder, chosen) if chosen else {}
+    return {"model": _plain(asdict(model)), "task": task.model_dump(), "data": asdict(facts), "fit": fit}
 
 
 def build(spec: dict[str, Any]) -> dict[str, Any]:
@@ -168,6 +182,7 @@ def _open_loop(spec: dict[str, Any]) -> dict[str, Any]:
 
 STAGES = {
     "probe": probe,
+    "fit": fitting.fit,
     "build": build,
     "score": score,
     "measure": measure.measure,

@@ -24,6 +24,7 @@ FLAGS = {
     "profile": INPUTS | {"--json"},
     "load": {"--arrival", "--sla", "--pattern", "--max-batch", "--max-wait", "--recipe", "--device", "--seed"}
     | {"--real", "--duration", "--json"},
+    "fit": {"--device-memory", "--recipe", "--revision", "--json"},
     "export": set(),
     "recipes": {"--schema"},
     "tasks": set(),

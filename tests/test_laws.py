@@ -30,7 +30,7 @@ HEAVY = {
     "ray",
 }
 PARENT_ONLY = (
-    *("cli", "sweep", "plan", "listing", "doctor", "export", "joint", "cost", "prices"),
+    *("cli", "sweep", "plan", "listing", "doctor", "export", "joint", "cost", "prices", "fit"),
     *("cluster", "ray_sweep", "remote"),
 )
 
@@ -49,7 +49,7 @@ def test_listing_recipes_imports_no_ml_library():
     code = (
         "import sys, json, contextlib, io\nfrom qtool import cli\n"
         "with contextlib.redirect_stdout(io.StringIO()): cli.run(['recipes'])\n"
-        "import qtool.sweep, qtool.report, qtool.export, qtool.doctor, qtool.joint, qtool.report.joint\n"
+        "import qtool.sweep, qtool.report, qtool.export, qtool.doctor, qtool.joint, qtool.report.joint, qtool.fit\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -75,6 +75,9 @@ def test_the_child_side_does_not_import_the_parent_side():
             "measure",
             "reload",
             "checkpoint",
+            "layers",
+            "estimate",
+            "fitting",
             "prepare",
             "models",
             "timing",

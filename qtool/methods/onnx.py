@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from qtool import checkpoint
+from qtool import checkpoint, layers
 from qtool.core import BuildJob, QtoolError, Recipe, Unavailable
 from qtool.methods import _exported, _onnx_quantize
 
@@ -66,6 +66,20 @@ def check(recipe: Recipe) -> None:
 def NEEDS_CALIBRATION(recipe: Recipe) -> bool:
     """Whether the recipe's scheme looks at texts."""
     return Options(**recipe.quantize).scheme == "static"
+
+
+def weight_bytes(recipe: Recipe, tensor: layers.Tensor) -> dict[str, int]:
+    """Bytes by type that the graph stores of a tensor; constants of a few KB that are no weights are left out.
+
+    A float32 scale and an int8 zero point for each output channel, a float32 scale for each row of a table.
+    """
+    options = Options(**recipe.quantize)
+    if options.scheme != "none" and tensor.part == "linear":
+        scales = tensor.rows if options.per_channel else 1
+        return {"int8": tensor.elements + scales, "float32": 4 * scales}
+    if options.scheme != "none" and options.embeddings and tensor.part == "lookup":
+        return {"int8": tensor.elements, "float32": 4 * tensor.rows}
+    return layers.kept(tensor, "float32")
 
 
 def build(job: BuildJob) -> Path:

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qtool import checkpoint
+from qtool import checkpoint, layers
 from qtool.core import Batch, BuildJob, QtoolError, Recipe, Unavailable
 from qtool.methods import _architectures, _exported, _tracing
 
@@ -80,6 +80,36 @@ def NEEDS_CALIBRATION(recipe: Recipe) -> bool:
     return Options(**recipe.quantize).scheme == "static"
 
 
+LEAST_GROUP = 32
+"""NNCF looks for no smaller group; a row that none divides is stored in 8 bits with a zero point."""
+
+
+def weight_bytes(recipe: Recipe, tensor: layers.Tensor) -> dict[str, int]:
+    """Bytes by type that the IR stores of a tensor; constants of a few KB that are no weights are left out.
+
+    Weights alone: float16 scales, one a row, for int4 one a group. Static: float32 scales, one a row; SmoothQuant's
+    vectors and the ranges of activations, under 1 %, are left out.
+    """
+    options = Options(**recipe.quantize)
+    rest = "float16" if options.fp16_weights else "float32"
+    if options.scheme == "none" or tensor.part not in ("linear", "lookup"):
+        return layers.kept(tensor, rest)
+    if options.scheme == "static":
+        return {"int8": tensor.elements, rest: layers.FLOAT_BYTES[rest] * tensor.rows}
+    if options.scheme == "int8_weight":
+        return {"int8": tensor.elements, "float16": 2 * tensor.rows}
+    group = _group(tensor.shape[-1], options.group_size)
+    if group is None:
+        return {"uint8": tensor.elements + tensor.rows, "float16": 2 * tensor.rows}
+    return {"int4": -(-tensor.elements // 2), "float16": 2 * tensor.elements // group}
+
+
+def _group(width: int, wanted: int) -> int | None:
+    """The group size that NNCF takes for rows of `width`: as asked, else the largest smaller power of 2 that divides."""
+    smaller = [2**power for power in range(wanted.bit_length()) if LEAST_GROUP <= 2**power < wanted]
+    return next((size for size in (wanted, *reversed(smaller)) if width % size == 0), None)
+
+
 def build(job: BuildJob) -> Any:
     """Convert or copy, quantise, save; returns the `openvino.Model`.
 
@@ -132,10 +162,15 @@ def _trace(source: Path, out: Path) -> Any:
     if "attention_mask" in example:
         example["attention_mask"][1, 4:] = 0
     inputs = [(name, [-1, -1], ov.Type.i64) for name in names]
+    cache = getattr(module.config, "use_cache", None)
+    if cache:  # a causal model would answer with the keys and values of its tokens too
+        module.config.use_cache = False
     with _tracing.traceable():
         model = ov.convert_model(module, example_input=example, input=inputs)
     if [output.get_any_name() for output in model.outputs] != ["logits"]:
         raise RuntimeError(f"the converted model has the outputs {model.outputs}, expected logits alone")
+    if cache:
+        module.config.use_cache = cache
     module.config.save_pretrained(out)
     return model
 

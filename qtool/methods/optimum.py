@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
-from qtool import checkpoint
+from qtool import checkpoint, layers
 from qtool.core import Batch, BuildJob, QtoolError, Recipe, Unavailable
 from qtool.methods import _architectures
 
@@ -52,6 +52,13 @@ def refuse(recipe: Recipe, model_type: str, threads: int) -> str | None:
 def NEEDS_CALIBRATION(recipe: Recipe) -> bool:
     """Whether the recipe's scheme looks at texts."""
     return Options(**recipe.quantize).scheme == "static"
+
+
+def weight_bytes(recipe: Recipe, tensor: layers.Tensor) -> dict[str, int]:
+    """Bytes by type that the IR stores of a tensor: as `openvino` does, int8 with a float32 scale a row."""
+    if Options(**recipe.quantize).scheme == "static" and tensor.part in ("linear", "lookup"):
+        return {"int8": tensor.elements, "float32": 4 * tensor.rows}
+    return layers.kept(tensor, "float32")
 
 
 def build(job: BuildJob) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from qtool import checkpoint
-from qtool.core import BuildJob
+from qtool import checkpoint, layers
+from qtool.core import BuildJob, Recipe
 from qtool.methods import _architectures
 
 PACKAGES = ("torch", "transformers")
@@ -34,3 +34,8 @@ def build(job: BuildJob) -> Any:
     model = checkpoint.load(job.model_dir, dtype=getattr(torch, job.recipe.dtype))
     model.save_pretrained(job.out)
     return model
+
+
+def weight_bytes(recipe: Recipe, tensor: layers.Tensor) -> dict[str, int]:
+    """Bytes by type that the artifact holds of a tensor of the checkpoint."""
+    return layers.kept(tensor, recipe.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from qtool import checkpoint
+from qtool import checkpoint, layers
 from qtool.core import BuildJob, QtoolError, Recipe
 
 PACKAGES = ("torch", "transformers", "safetensors")
@@ -70,6 +70,16 @@ def build(job: BuildJob) -> Any:
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(job.out)
     return quantized
+
+
+def weight_bytes(recipe: Recipe, tensor: layers.Tensor) -> dict[str, int]:
+    """Bytes by type that the artifact holds of a tensor: int8 with float64 scales, rows of words as uint8."""
+    options = Options(**recipe.quantize)
+    if tensor.part == "linear":
+        return {"int8": tensor.elements, "float64": 8 * (tensor.rows if options.per_channel else 1)}
+    if tensor.words and options.embeddings:
+        return {"uint8": tensor.elements, "float32": 4 * tensor.rows + 4 * tensor.rows}  # scales, zero points
+    return layers.kept(tensor, "float32")
 
 
 def plain_tensors(model: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from qtool import checkpoint
+from qtool import checkpoint, layers
 from qtool.core import BuildJob, QtoolError, Recipe
 from qtool.methods import _architectures
 
@@ -98,6 +98,16 @@ def _padded() -> Any:
             return found[:-MORE_ROWS].reshape(*input.shape[:-1], found.shape[-1])
 
     return PaddedLinear
+
+
+def weight_bytes(recipe: Recipe, tensor: layers.Tensor) -> dict[str, int]:
+    """Bytes by type that the artifact holds of a tensor: a float32 scale a row, for int8 a zero point too."""
+    if tensor.part != "linear":
+        return layers.kept(tensor, recipe.dtype)
+    scales = {"float32": 4 * tensor.rows}
+    if Options(**recipe.quantize).scheme.startswith("int8"):
+        return {"int8": tensor.elements + tensor.rows} | scales
+    return {"float8_e4m3fn": tensor.elements} | scales
 
 
 def _config(scheme: str) -> Any:

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from qtool.core import METRICS
-from qtool.report import text
+from qtool.report import fit, text
 from qtool.units import number, unit
 
 DETAILS = (
@@ -73,6 +73,8 @@ def render(summary: dict[str, Any], run: dict[str, Any]) -> str:
         parts.append("![frontier: score against latency and against peak memory](frontier.svg)")
         parts.append("The same as a bitmap: [frontier.png](frontier.png).")
     parts += ["## How to read this", escape(text.LEGEND) + ".", *HOW_TO_READ]
+    if compared := fit.compared(summary["rows"]):
+        parts.append(escape(compared))
     parts += ["## Recipes", _recipes(summary)]
     parts += ["## Where it was measured", _facts(summary, run)]
     if notes := summary["notes"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from qtool.report import text
+from qtool.report import fit, text
 from qtool.report.text import Cell
 
 RECIPE, STATUS = 1, 2
@@ -54,6 +54,8 @@ def render(summary: dict[str, Any], run: dict[str, Any], *, width: int | None, c
             line(unstable, "yellow")
     line()
     line(text.LEGEND, "dim")
+    if compared := fit.compared(summary["rows"]):
+        line(compared, "dim")
     for note in summary["notes"]:
         line(f"note: {note}")
     return "\n".join(row.rstrip() for row in out.getvalue().split("\n"))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool.core import METRICS
+from qtool.report import fit
 
 LEGEND = (
     "* best of its column among the recipes of one device and batch size; ~ not told apart (p50: from the best"
@@ -70,4 +71,8 @@ def how(summary: Mapping[str, Any]) -> dict[str, Any]:
     seen = {
         name for row in summary["rows"] for name, cell in row["metrics"].items() if cell["value"] is not None
     }
-    return {"all": ALL, "each": [(METRICS[name].label, EACH[name]) for name in METRICS if name in seen]}
+    compared = fit.compared(summary["rows"])
+    return {
+        "all": [*ALL, *([compared] if compared else [])],
+        "each": [(METRICS[name].label, EACH[name]) for name in METRICS if name in seen],
+    }
