@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,35 @@ def summarise(trace: Trace, calls: int, own_pid: int) -> dict[str, Any]:
         "other_processes": "the driver does not list the processes on this GPU",
     }
     return values | {f"{name}_reason": why for name, why in reasons.items() if values[name] is None}
+
+
+def together(boards: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`summarise`'s values of one pass over several boards: joules and watts are added, a use is their mean.
+
+    What one of them does not tell is not known of all; a flag of one is a flag of all.
+    """
+    if len(boards) == 1:
+        return boards[0]
+    found: dict[str, Any] = {
+        "energy_source": " and ".join(sorted({board["energy_source"] for board in boards})),
+        "throttle_reasons": list(dict.fromkeys(name for each in boards for name in each["throttle_reasons"])),
+        "gpu_samples": sum(board["gpu_samples"] for board in boards),
+    }
+    for name in (*COUNTERS, "throttled", "other_processes"):
+        told = [board[name] for board in boards]
+        if any(value is None for value in told):
+            found[name] = True if True in told else None
+        elif name in ("throttled", "other_processes"):
+            found[name] = any(told)
+        else:
+            found[name] = sum(told) / (len(told) if name == "gpu_utilization_ratio" else 1)
+        if found[name] is None:
+            reason = next(board[f"{name}_reason"] for board in boards if board[name] is None)
+            found[f"{name}_reason"] = f"of {len(boards)} GPUs one has none: {reason}"
+    return found
+
+
+COUNTERS = ("gpu_utilization_ratio", "energy_j", "power_w")
 
 
 def utilization_ratio(times_s: Sequence[float], percents: Sequence[float | None]) -> float | None:
@@ -190,22 +219,24 @@ def sample(
     The caller has warmed up and timed before; this pass is for the GPU's counters only.
     """
     try:
-        with _nvml() as nvml, Sampler(nvml, _handle(nvml)) as sampler:
+        with _nvml() as nvml, ExitStack() as stack:
+            samplers = [stack.enter_context(Sampler(nvml, handle)) for handle in _handles(nvml)]
             calls, started = 0, time.perf_counter()
             while calls == 0 or time.perf_counter() - started < min_time_s:
                 for batch in batches:
                     predict(batch)
                 calls += len(batches)
     except NoGpuCounters as error:
-        names = ("gpu_utilization_ratio", "energy_j", "power_w", "throttled", "other_processes")
+        names = (*COUNTERS, "throttled", "other_processes")
         return dict.fromkeys(names) | {f"{name}_reason": str(error) for name in names}
-    return summarise(sampler.trace, calls, os.getpid())
+    return together([summarise(sampler.trace, calls, os.getpid()) for sampler in samplers])
 
 
 def reset_peak_vram() -> None:
     """Forget torch's peak; a no-op in a process where torch has not touched a GPU."""
     if torch := _torch():
-        torch.cuda.reset_peak_memory_stats()
+        for number in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(number)
 
 
 def peak_vram() -> dict[str, Any]:
@@ -213,18 +244,23 @@ def peak_vram() -> dict[str, Any]:
 
     `vram_allocated_bytes` is torch's peak of tensors since the reset. `vram_device_bytes` is what NVML says that
     this process holds now: it also sees the CUDA context, cached blocks, CUDA graphs' pools and the engines that
-    bypass torch; those grow and do not shrink, so the last reading is the peak. None with a reason each.
+    bypass torch; those grow and do not shrink, so the last reading is the peak. A model on several GPUs has the
+    sum of theirs. None with a reason each.
     """
     found: dict[str, Any] = dict.fromkeys(("peak_vram_bytes", "vram_allocated_bytes", "vram_device_bytes"))
     if torch := _torch():
-        found["vram_allocated_bytes"] = int(torch.cuda.max_memory_allocated())
+        found["vram_allocated_bytes"] = sum(
+            int(torch.cuda.max_memory_allocated(number)) for number in range(torch.cuda.device_count())
+        )
     else:
         found["vram_allocated_bytes_reason"] = (
             "the engine allocates without PyTorch and does not tell how much"
         )
     try:
         with _nvml() as nvml:
-            held = own_bytes(nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml)), os.getpid())
+            listed = [nvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in _handles(nvml)]
+        sizes = [own_bytes(processes, os.getpid()) for processes in listed]
+        held = None if None in sizes else sum(size for size in sizes if size is not None)
         found["vram_device_bytes"] = held
         if held is None:
             found["vram_device_bytes_reason"] = "NVML does not tell this process's memory"
@@ -274,11 +310,18 @@ def _torch() -> Any:
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
-def _handle(nvml: Any) -> Any:
-    """The NVML device this process computes on. CUDA and NVML number GPUs differently: the UUID is sure."""
-    if torch := _torch():
-        uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+def _handles(nvml: Any) -> list[Any]:
+    """The NVML devices this process computes on. CUDA and NVML number GPUs differently: the UUID is sure."""
+    torch = _torch()
+    if not torch:
+        return [_named_handle(nvml)]
+    numbers = [n for n in range(torch.cuda.device_count()) if torch.cuda.max_memory_allocated(n)]
+    uuids = [torch.cuda.get_device_properties(n).uuid for n in numbers or [torch.cuda.current_device()]]
+    return [nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
+
+
+def _named_handle(nvml: Any) -> Any:
+    """The one GPU that this machine has or the environment names, for an engine that does not tell its own."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     if visible.startswith("GPU-"):
         return nvml.nvmlDeviceGetHandleByUUID(visible)

@@ -1,6 +1,8 @@
 """GPU numbers from traces written by hand; the real board only where there is one."""
 
+import contextlib
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -216,12 +218,50 @@ def test_several_gpus_without_a_name_are_an_error_and_a_single_one_is_taken(
         nvmlDeviceGetHandleByUUID=lambda uuid: f"uuid {uuid}",
     )
     nvml.nvmlDeviceGetCount = lambda: 1
-    assert gpu._handle(nvml) == "index 0"
+    assert gpu._handles(nvml) == ["index 0"]
     nvml.nvmlDeviceGetCount = lambda: 2
     with pytest.raises(gpu.NoGpuCounters, match="several GPUs"):
-        gpu._handle(nvml)
+        gpu._handles(nvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-abc,GPU-def")
-    assert gpu._handle(nvml) == "uuid GPU-abc"
+    assert gpu._handles(nvml) == ["uuid GPU-abc"]
+
+
+def board(joules: float | None, used: float, slowed: Sequence[str] = ()) -> dict[str, Any]:
+    known = {"energy_j": joules, "power_w": None if joules is None else 100 * joules}
+    known |= {"gpu_utilization_ratio": used, "throttled": bool(slowed), "throttle_reasons": list(slowed)}
+    why = {"energy_j_reason": "no counter", "power_w_reason": "no counter"} if joules is None else {}
+    return known | why | {"energy_source": "counter", "other_processes": False, "gpu_samples": 80}
+
+
+def test_a_pass_over_two_boards_adds_their_energy_and_means_their_use() -> None:
+    found = gpu.together([board(2.0, 0.9), board(3.0, 0.1, ["software power cap"])])
+    assert (found["energy_j"], found["power_w"]) == (5.0, 500.0)
+    assert found["gpu_utilization_ratio"] == pytest.approx(0.5)
+    assert (found["throttled"], found["throttle_reasons"]) == (True, ["software power cap"])
+    found = gpu.together([board(2.0, 0.9), board(None, 0.1)])
+    assert found["energy_j"] is found["power_w"] is None
+    assert found["energy_j_reason"] == "of 2 GPUs one has none: no counter"
+    assert gpu.together([board(2.0, 0.9)]) == board(2.0, 0.9)
+
+
+def test_a_model_on_two_gpus_holds_the_memory_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [300, 0, 500]
+    cuda = types.SimpleNamespace(
+        device_count=lambda: 3,
+        max_memory_allocated=lambda number: sizes[number],
+        current_device=lambda: 0,
+        get_device_properties=lambda number: types.SimpleNamespace(uuid=f"{number}"),
+    )
+    nvml = types.SimpleNamespace(
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetComputeRunningProcesses=lambda uuid: [process(7, 400 if uuid == "GPU-0" else 700)],
+    )
+    monkeypatch.setattr(gpu, "_torch", lambda: types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(gpu, "_nvml", lambda: contextlib.nullcontext(nvml))
+    assert gpu._handles(nvml) == ["GPU-0", "GPU-2"]
+    found = gpu.peak_vram()
+    assert (found["vram_allocated_bytes"], found["vram_device_bytes"]) == (800, 1100)
+    assert found["peak_vram_bytes"] == 1100
 
 
 @pytest.mark.gpu
