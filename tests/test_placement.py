@@ -98,6 +98,21 @@ def test_without_a_limit_a_cpu_gives_what_is_free_and_uses_no_gpu(monkeypatch):
     assert _placement.room({1: 900}, "cuda") == {"cpu": 7_000, 1: 900}
 
 
+def test_a_gpu_without_a_limit_is_filled_as_far_as_the_estimate_plans(monkeypatch):
+    need("torch")
+    import torch
+
+    from qtool import fit
+    from qtool.runtimes import _placement
+
+    monkeypatch.setattr(host, "available_bytes", lambda: 7_000)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (1_000 * (number + 1), 5_000))
+    assert _placement.room({}, "cuda") == {"cpu": 7_000, 0: 900, 1: 1_800}
+    assert _placement.room({"cpu": 500}, "cuda") == {"cpu": 500, 0: 900, 1: 1_800}
+    assert _placement.GPU_SHARE == fit.HEADROOM
+
+
 BATCH: Batch = {
     "input_ids": np.array([[2, 5, 6, 7, 3], [2, 9, 8, 3, 0]]),
     "attention_mask": np.array([[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]),

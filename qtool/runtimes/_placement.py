@@ -24,6 +24,11 @@ RUNS_HERE = "qtool runs here"
 """A key that is no module's name: Accelerate computes on the first GPU that its map names."""
 
 
+GPU_SHARE = 0.9
+"""Of a GPU's free memory without a limit: the rest is for activations. Accelerate plans so where it is given no limits
+at all (`get_balanced_memory`); given some, as here, it would fill the last byte."""
+
+
 class Options(BaseModel):
     """`device_map`: a strategy of Accelerate, or a place for each module, '' for the whole model.
 
@@ -168,15 +173,15 @@ def arguments(options: Options, artifact: Path, device: str) -> dict[str, Any]:
 
 
 def room(limits: dict[str | int, int], device: str) -> dict[str | int, int]:
-    """Bytes that may be used by place. What has no limit may use what is free; of GPUs the unnamed ones
-    are left out where any is named. On a CPU no GPU is used, whatever the machine has.
+    """Bytes that may be used by place. What has no limit may use what is free, of a GPU `GPU_SHARE` of it; the
+    unnamed GPUs are left out where any is named. On a CPU no GPU is used, whatever the machine has.
     """
     found = {"cpu": host.available_bytes()} | limits
     if device == "cuda" and not any(isinstance(place, int) for place in limits):
         import torch
 
         gpus = range(torch.cuda.device_count())
-        found = {number: torch.cuda.mem_get_info(number)[0] for number in gpus} | found
+        found = {number: int(GPU_SHARE * torch.cuda.mem_get_info(number)[0]) for number in gpus} | found
     return found
 
 
