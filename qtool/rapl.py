@@ -39,11 +39,13 @@ def sample(
                 predict(batch)
             calls += len(batches)
         seconds, after = time.perf_counter() - started, read(packages)
+        joules = spent_j(before, after, packages)
+        if joules <= 0:  # some virtual machines have the files and nothing behind them
+            raise NoCounters(f"the energy counters of /{FOLDER} did not move in {seconds:.1f} s of work")
     except NoCounters as error:
         return {name: None for name in ("energy_j", "power_w")} | {
             f"{name}_reason": str(error) for name in ("energy_j", "power_w")
         }
-    joules = spent_j(before, after, packages)
     return {
         "energy_j": joules / calls,
         "power_w": joules / seconds,

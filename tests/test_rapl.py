@@ -73,6 +73,13 @@ def test_energy_per_call_and_mean_power_come_from_the_counters_of_the_pass(tmp_p
     assert found["energy_domains"] == ["package-0", "package-1"]
 
 
+def test_counters_that_stand_still_are_a_reason_and_no_zero(tmp_path):
+    found = rapl.sample(lambda batch: None, [0], 0.01, tree(tmp_path, ZONES))
+    assert found["energy_j"] is found["power_w"] is None
+    assert "did not move" in found["energy_j_reason"]
+    assert "energy_source" not in found
+
+
 def test_a_container_without_counters_gets_a_reason_and_no_pass(tmp_path):
     found = rapl.sample(lambda batch: pytest.fail("nothing is run for no counter"), [1], root=tmp_path)
     assert found["energy_j"] is None
