@@ -212,12 +212,14 @@ def main() -> None:
         answer = {"status": "unavailable", "error": str(error)}
     except MemoryError:
         traceback.print_exc()
-        answer = _oom("Python ran out of memory")
+        answer = _oom("Python ran out of memory", spec.get("device"))
     # whatever a library raises ends this trial, not the sweep; the traceback is in the log
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
         message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        answer = _oom(message) if _is_oom(error) else {"status": "failed", "error": message}
+        answer = {"status": "failed", "error": message}
+        if _is_oom(error):
+            answer = _oom(message, spec.get("device"))
     sys.stdout.flush()
     sys.stderr.flush()
     with os.fdopen(descriptor, "wb") as pipe:
@@ -226,8 +228,10 @@ def main() -> None:
     os._exit(0)
 
 
-def _oom(message: str) -> dict[str, Any]:
-    on_gpu = any(sign in message.lower() for sign in ("cuda", "cublas", "cudnn", "gpu", "bfcarena"))
+def _oom(message: str, device: str | None) -> dict[str, Any]:
+    # ONNX Runtime's arena has the same words for both kinds of memory
+    signs = ("cuda", "cublas", "cudnn", "gpu", *(["bfcarena"] if device == "cuda" else []))
+    on_gpu = any(sign in message.lower() for sign in signs)
     return {
         "status": "oom",
         "error": message,

@@ -295,19 +295,25 @@ ORT_FAULT = (
 
 
 @pytest.mark.parametrize(
-    ("message", "on_gpu"),
+    ("message", "device", "on_gpu"),
     [
-        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.6 GiB", True),
-        (ORT_FAULT, True),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
-        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
-        ("CUDA failure 2: out of memory ; GPU=0", True),
-        ("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory", False),
+        (
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.6 GiB",
+            "cuda",
+            True,
+        ),
+        (ORT_FAULT, "cuda", True),
+        # the arena of host memory says the same
+        (ORT_FAULT, "cpu", False),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuda", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", None, True),
+        ("CUDA failure 2: out of memory ; GPU=0", "cuda", True),
+        ("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory", "cuda", False),
     ],
 )
-def test_every_librarys_memory_fault_is_oom_with_a_next_step(message, on_gpu):
+def test_every_librarys_memory_fault_is_oom_with_a_next_step(message, device, on_gpu):
     assert worker._is_oom(RuntimeError(message))
-    answer = worker._oom(message)
+    answer = worker._oom(message, device)
     assert answer["status"] == "oom"
     assert ("GPU with more memory" in answer["next_step"]) is on_gpu
 

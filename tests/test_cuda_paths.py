@@ -90,7 +90,7 @@ def test_memory_that_is_not_there_is_oom(tmp_path):
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.empty(2**50, dtype=torch.uint8, device="cuda")
     assert worker._is_oom(caught.value)
-    assert "GPU with more memory" in worker._oom(str(caught.value))["next_step"]
+    assert "GPU with more memory" in worker._oom(str(caught.value), "cuda")["next_step"]
 
 
 def test_both_clocks_agree_on_a_call_that_ends_on_the_host(monkeypatch):

@@ -364,7 +364,7 @@ def test_a_gpu_that_runs_out_of_memory_ends_one_trial_with_a_next_step_and_the_s
 ):
     def full(stage, spec, **how):
         if stage == "measure" and (spec["recipe"]["name"], spec["batch_size"]) == ("bf16", 4):
-            return isolate.Outcome(**worker._oom("OutOfMemoryError: CUDA out of memory."))
+            return isolate.Outcome(**worker._oom("OutOfMemoryError: CUDA out of memory.", "cuda"))
         return run_here(stage, spec, **how)
 
     monkeypatch.setattr(isolate, "run", full)
