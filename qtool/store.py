@@ -179,10 +179,23 @@ class _Lost(BaseModel):
     cause: str
 
 
+class _Pair(BaseModel):
+    gpus: tuple[int, int]
+    nvlinks: int
+    nvswitch: bool
+    ancestor: int | None = None
+
+
+class _Topology(BaseModel):
+    gpus: list[dict[str, Any]] | None = None
+    pairs: list[_Pair] | None = None
+
+
 class _Host(BaseModel):
     hash: str | None = None
     cpu_flags: list[str] | None = None
     gpus: list[dict[str, Any]] | None = None
+    topology: _Topology | None = None
 
 
 class _Data(BaseModel):

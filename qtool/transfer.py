@@ -71,6 +71,9 @@ def _whole(placement: Any) -> bool:
     """Whether it is what `runtimes._offload.found` gives: a run folder may come from somebody else."""
     if not isinstance(placement, dict) or not isinstance(placement.get("device_map"), dict):
         return False
+    gpus = placement.get("gpus") or []
+    if not isinstance(gpus, list) or not all(isinstance(number, int) for number in gpus):
+        return False
     return all(isinstance(placement.get(name), int) for name in SIZES)
 
 
@@ -194,11 +197,11 @@ def _without(seen: Seen) -> str:
 
 
 def _times(ratio: Interval | None) -> str:
-    """2.3x [2.1, 2.5], or without the ends."""
+    """2.3x [2.1, 2.5]; one round has no ends, and shows nothing."""
     if ratio is None:
         return "not known"
     ends = (
-        ""
+        " (one round)"
         if ratio.low is None or ratio.high is None
         else f" [{significant(ratio.low)}, {significant(ratio.high)}]"
     )

@@ -60,6 +60,8 @@ def edit_lines(run: Path, stage: str, recipe: str, **values: object) -> None:
         ("host", {"cpu_flags": 3}),
         ("host", {"gpus": ["H100"]}),
         ("host", {"hash": 3}),
+        ("host", {"topology": "NVLink"}),
+        ("host", {"topology": {"pairs": [{"gpus": None}]}}),
         ("data", {"rows": "many"}),
         ("notes", 3),
         ("recipes", []),

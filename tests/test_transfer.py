@@ -53,7 +53,7 @@ SLOW = {"speedup": Interval(0.2, 0.19, 0.21), "tail": Interval(5.0, 4.0, 6.0)}
         ),
         (seen(speedup=Interval(1.02, 0.97, 1.07)), "fits, no faster", ["1.02x [0.970, 1.07]"]),
         # after one round nothing is shown
-        (seen(speedup=Interval(3.0)), "fits, no faster", ["3.00x the speed of plain"]),
+        (seen(speedup=Interval(3.0)), "fits, no faster", ["3.00x (one round) the speed of plain"]),
         (seen(speedup=None, against_status="failed"), "fits, no faster", ["plain is failed"]),
         (
             seen(speedup=Interval(1.5, 1.4, 1.6), placed=placement(device_map={"cuda:0": 4, "cuda:1": 4})),
@@ -172,7 +172,9 @@ def test_a_trial_that_ran_out_of_memory_does_not_fit(tmp_path):
     assert rows["away"]["verdict"]["sentence"] == "does not fit: no memory left."
 
 
-@pytest.mark.parametrize("damaged", [7, {}, {"device_map": 3}, DISK | {"moved_bytes": "many"}])
+@pytest.mark.parametrize(
+    "damaged", [7, {}, {"device_map": 3}, DISK | {"moved_bytes": "many"}, DISK | {"gpus": 5}]
+)
 def test_a_damaged_placement_is_no_placement(tmp_path, damaged):
     rows = {row["recipe"]: row for row in summary.summarise(made(tmp_path, {"placement": damaged}))["rows"]}
     assert rows["away"]["placement"] is None
