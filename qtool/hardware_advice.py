@@ -106,7 +106,19 @@ def _sentence(
     if cpu.instance == gpu.instance:
         better = min((cpu, gpu), key=lambda c: c.per_million)
         return f"CPU and GPU rows are priced as the same instance, {cpu.instance}: {_alone(better, prices)} {told}"
-    return f"{_between(cpu, gpu, prices)} {told}"
+    few = _cheaper_an_hour([*cpus, *gpus], cpu, gpu)
+    several = len({c.instance for c in (*cpus, *gpus)}) > 2
+    which = "Of the CPU and the GPU that cost least per million: " if several else ""
+    return f"{which}{_between(cpu, gpu, prices)}{few} {told}"
+
+
+def _cheaper_an_hour(every: Sequence[Candidate], cpu: Candidate, gpu: Candidate) -> str:
+    """A third instance that is cheaper at low rates: few requests do not fill the two that are compared."""
+    least = min(every, key=lambda c: (c.machine.price_per_hour, -c.machine.rate_per_s))
+    if least.machine.price_per_hour >= min(each.machine.price_per_hour for each in (cpu, gpu)):
+        return ""
+    rate = _rate(least.machine.rate_per_s)
+    return f" Up to {rate} one {least.instance} with {least.entry['recipe']} costs less an hour than either."
 
 
 def _nothing(found: Mapping[str, Any]) -> str:

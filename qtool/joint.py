@@ -99,6 +99,10 @@ def _refuse(runs: Sequence[Evidence]) -> None:
                 f"{found.run_dir} does not tell the content of its model, so that it cannot be joined. Sweep again."
             )
     for number, found in enumerate(runs):
+        if not found.trials:
+            raise QtoolError(
+                f"{found.run_dir} planned no trial, so that nothing is there to show. Sweep again."
+            )
         for other in runs[:number]:
             if _identity(found) == _identity(other):
                 raise QtoolError(f"{other.run_dir} and {found.run_dir} are the same run. Give each run once.")
@@ -148,7 +152,7 @@ def _sides(runs: Sequence[Evidence]) -> list[Side]:
 
 
 def _later(sides: Sequence[Side]) -> dict[tuple[str, str], str]:
-    """By side and trial: the label of the latest side that measured the same trial on the same machine again.
+    """By side and trial: the label of the latest side that measured the same trial on the same machine again, to the end.
 
     Repetitions are set side by side and never pooled: they were not interleaved, and what drifted between them (other
     tenants, temperature) is in neither's interval. A decision takes the latest, because to take the better one of two
@@ -160,7 +164,7 @@ def _later(sides: Sequence[Side]) -> dict[tuple[str, str], str]:
         own = {trial.entry["trial_id"] for _, trial in side.rows}
         for other in ordered[number + 1 :]:
             if side.same_machine(other):
-                again = own & {trial.entry["trial_id"] for _, trial in other.rows}
+                again = own & {trial.entry["trial_id"] for _, trial in other.rows if trial.status == "ok"}
                 found |= {(side.label, trial_id): other.label for trial_id in again}
     return found
 
@@ -303,8 +307,9 @@ def _notes(
             )
     if found["artifacts"]:
         unlike = [told for told in found["artifacts"] if same_artifact.differs(told)]
-        alike = len(found["artifacts"]) - len(unlike)
-        notes += [same_artifact.sentence(told) for told in unlike]
+        unknown = [told for told in found["artifacts"] if not (same_artifact.known(told) or told in unlike)]
+        alike = len(found["artifacts"]) - len(unlike) - len(unknown)
+        notes += [same_artifact.sentence(told) for told in (*unlike, *unknown)]
         if alike:
             notes.append(
                 f"{alike} of {len(found['artifacts'])} artifacts scored on several hosts or devices answered alike"

@@ -74,7 +74,9 @@ def _pair(metric: str, first: Scored, other: Scored) -> dict[str, Any]:
 
 
 def instructions(first: Scored, other: Scored) -> dict[str, list[str]]:
-    """CPU flags that one of the two hosts has alone."""
+    """CPU flags that one of the two hosts has alone, of answers that were computed on CPUs."""
+    if {first.device, other.device} != {"cpu"}:
+        return {"first_only": [], "other_only": []}
     told = [host.get("cpu_flags") for host in (first.host, other.host)]
     one, two = (set(map(str, flags)) if isinstance(flags, list) else set() for flags in told)
     return {"first_only": sorted(one - two), "other_only": sorted(two - one)}
@@ -82,11 +84,17 @@ def instructions(first: Scored, other: Scored) -> dict[str, list[str]]:
 
 def differs(told: Mapping[str, Any]) -> bool:
     """Whether an artifact did not give the same answers, or the same score, both times."""
-    return bool(told["changed"]) or told["first"]["score"] != told["other"]["score"]
+    scores = [told[side]["score"] for side in ("first", "other")]
+    return bool(told["changed"]) or (None not in scores and scores[0] != scores[1])
+
+
+def known(told: Mapping[str, Any]) -> bool:
+    """Whether the answers themselves were compared."""
+    return told["max_logit_difference"] is not None
 
 
 def sentence(told: Mapping[str, Any]) -> str:
-    """What changed for one artifact, and the instructions that may be why."""
+    """What changed for one artifact, and what may be why."""
     first, other = told["first"], told["other"]
     a, b = (f"{side['hardware']} ({side['device']})" for side in (first, other))
     if told["changed"] is None:
@@ -96,10 +104,16 @@ def sentence(told: Mapping[str, Any]) -> str:
             f"{told['changed']:,} of {told['examples']:,} predictions changed"
             f" ({told['gained']} became right, {told['lost']} wrong)"
         )
-    return f"{told['recipe']}, the same artifact, from {a} to {b}: {answers}; {_why(told, a, b)}"
+    why = f"; {_why(told, a, b)}" if differs(told) else ""
+    return f"{told['recipe']}, the same artifact, from {a} to {b}: {answers}{why}"
 
 
 def _why(told: Mapping[str, Any], a: str, b: str) -> str:
+    devices = [told[side]["device"] for side in ("first", "other")]
+    if devices[0] != devices[1]:
+        return f"the kernels of {devices[0]} and {devices[1]} are not the same"
+    if devices[0] != "cpu":
+        return "devices, library versions or their kernels differ"
     only = told["instructions"]
     parts = [
         f"only {who} has {', '.join(flags)}"

@@ -239,6 +239,40 @@ def test_repetitions_stand_side_by_side_and_a_decision_takes_the_later_one(tmp_p
     assert row(joint.join([first, later]), "int8", "R2")["served"]["value"] == pytest.approx(1000 / 6)
 
 
+def test_a_repetition_that_failed_does_not_take_the_place_of_a_measurement(tmp_path, priced):
+    failed = {"measure-1": ("failed", "boom", None)}
+    later = write_run(
+        tmp_path / "b",
+        {"fp32": made(10, bad=failed), "int8": made(5, bad=failed)},
+        labels=LABELS,
+        run=facts(CPU, started="2026-12-01T12:00:00+00:00"),
+    )
+    found = joint.join([cpu_run(tmp_path / "a"), later], priced)
+    (candidate,) = found["candidates"]
+    assert (candidate["hardware"], candidate["recipe"]) == ("R1", "int8")
+    # a trial that was scored and not timed has no score to differ in, and the same answers
+    assert not any("repeats" in note or "predictions changed" in note for note in found["notes"])
+    assert "2 of 2 artifacts scored on several hosts or devices answered alike" in found["notes"]
+
+
+def test_a_run_without_a_trial_is_one_line(tmp_path):
+    with pytest.raises(QtoolError, match="planned no trial"):
+        joint.join([cpu_run(tmp_path / "a", plan=[])])
+
+
+def test_a_third_instance_that_costs_less_an_hour_is_named(tmp_path, two):
+    small = CPU | {"hash": "f" * 16, "cpu_model": "Small"}
+    slow = {"fp32": made(100), "int8": made(50)}
+    third = write_run(tmp_path / "small", slow, labels=LABELS, run=facts(small))
+    path = tmp_path / "three.yaml"
+    last = "- {instance: small, price_per_hour: 0.05, currency: USD, date: 2026-01-19, source: a, match: {cpu: Small}}"
+    path.write_text(f"{PRICES}{last}\n")
+    sentence = joint.join([*two, third], prices.read(path))["sentence"]
+    assert sentence.startswith("Of the CPU and the GPU that cost least per million: Up to 100/s one cpu-box")
+    # half of 20 a second at 0.05 an hour; a cpu-box costs 0.36 however little it serves
+    assert "Up to 10.0/s one small with int8 costs less an hour than either." in sentence
+
+
 def test_a_speedup_is_against_the_baseline_of_its_own_run(two):
     found = joint.join(two)
     speedup = row(found, "fp16", "R2")["batches"][0]["metrics"]["speedup"]
@@ -262,12 +296,28 @@ def test_an_artifact_that_answers_differently_is_called_out_with_the_instruction
     assert "1 of 2 artifacts scored on several hosts or devices answered alike" in notes
 
 
+def test_answers_of_a_gpu_are_not_explained_by_the_processors(tmp_path):
+    other = {"fp32": made(10), "int8@cuda": made(5, changed=(0,), device="cuda")}
+    flags = CPU | {"hash": "e" * 16, "cpu_flags": ["avx2"]}
+    runs = [cpu_run(tmp_path / "a"), write_run(tmp_path / "b", other, labels=LABELS, run=facts(flags))]
+    found = joint.join(runs)
+    told = next(each for each in found["artifacts"] if each["recipe"] == "int8")
+    assert told["instructions"] == {"first_only": [], "other_only": []}
+    assert (
+        "1 of 1,000 predictions changed (1 became right, 0 wrong); the kernels of cpu and cuda"
+        in " ".join(found["notes"])
+    )
+
+
 def test_predictions_that_are_missing_are_told_beside_the_scores(tmp_path):
     runs = [cpu_run(tmp_path / "a"), cpu_run(tmp_path / "b", started="2026-12-01")]
     (runs[1] / "predictions" / "int8-cpu.npz").unlink()
     told = next(each for each in joint.join(runs)["artifacts"] if each["recipe"] == "int8")
     assert told["changed"] is None
     assert "cannot be read" in told["changed_reason"]
+    notes = " ".join(joint.join(runs)["notes"])
+    assert "int8, the same artifact, from R1 (cpu) to R2 (cpu): changed answers not counted" in notes
+    assert "1 of 2 artifacts scored on several hosts or devices answered alike" in notes
 
 
 def test_a_regression_has_no_answers_to_count(tmp_path):
