@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 import tempfile
 import textwrap
@@ -94,7 +95,8 @@ def load_script(
 
 def _opening(recipe: Recipe, device: str, auto_class: str) -> str:
     """Lines that make `model` ready, compiled as it was measured."""
-    if own := getattr(plugins.load("methods", recipe.method), "open_model", None):
+    method = plugins.load("methods", recipe.method)
+    if own := getattr(method, "open_model", None):
         source = inspect.getsource(own).replace("-> Any:", "-> object:")
         opening = f"\n\n{source}\n\nmodel = open_model(HERE, {device!r})"
     else:
@@ -103,6 +105,9 @@ def _opening(recipe: Recipe, device: str, auto_class: str) -> str:
             placed = plugins.load("runtimes", recipe.runtime).exported_placement(recipe, device)
         where = ", ".join(f"{name}={value!r}" for name, value in placed.items())
         opening = f'model = {auto_class}.from_pretrained(HERE, dtype="auto", {where}).eval()'
+    if device == "cuda" and (suit := getattr(method, "suit", None)):
+        source = re.sub(r"\bAny\b", "object", inspect.getsource(suit))
+        opening += f"\n\n\n{source}\n\nsuit(model, {device!r})"
     if recipe.compile:
         settings = plugins.load("runtimes", recipe.runtime).Compile(**recipe.compile)
         named = [f"{name}={value!r}" for name, value in settings if value is not None]

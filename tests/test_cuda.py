@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import types
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from qtool import cuda, host, recipes, worker
+from qtool import cuda, export, host, recipes, worker
 from qtool.core import QtoolError
 from qtool.runtimes import _graphs, _providers
 from tests.conftest import need
@@ -235,6 +237,33 @@ def test_rows_of_zeros_leave_an_int8_layer_exactly_as_it_was(shape, monkeypatch)
         monkeypatch.setattr(torch.nn.functional, "linear", seen)
         assert torch.equal(model(x), expected)
     assert rows == [x[..., 0].numel() + 16] * 2
+
+
+def test_an_exported_script_multiplies_more_rows_too_and_so_does_a_hooked_layer():
+    need("torch", "torchao", "accelerate")
+    import torch
+    from accelerate.hooks import ModelHook, add_hook_to_module
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    recipe = recipes.find("torchao-int8-dynamic")[0]
+    script = export.load_script(recipe, "cuda", 128)
+    assert "suit(" not in export.load_script(recipe, "cpu", 128)
+    (function,) = [
+        node for node in ast.parse(script).body if isinstance(node, ast.FunctionDef) and node.name == "suit"
+    ]
+    scope: dict[str, Any] = {}
+    exec(ast.unparse(function), scope)
+    assert script.index("def suit") < script.index("suit(model, 'cuda')") < script.index("def predict")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 24), torch.nn.Linear(24, 2)).bfloat16()
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    add_hook_to_module(model[0], ModelHook())
+    x = torch.randn(1, 64, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        expected = model(x)
+        scope["suit"](model, "cuda")
+        assert {type(layer).__name__ for layer in model} == {"PaddedLinear"}
+        assert model[0]._old_forward.__func__ is type(model[0]).forward
+        assert torch.equal(model(x), expected)
 
 
 @pytest.mark.slow

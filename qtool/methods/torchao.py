@@ -7,7 +7,6 @@ quantised at every call (one scale a token) the products are integer or float8 o
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -17,9 +16,6 @@ from qtool.core import BuildJob, QtoolError, Recipe
 from qtool.methods import _architectures
 
 PACKAGES = ("torch", "transformers", "torchao", "accelerate")
-MORE_ROWS = 16
-"""cuBLAS multiplies int8 matrices of more than 16 rows alone, and a pooled vector or a short text has fewer: "self.size(0)
-needs to be greater than 16", https://github.com/pytorch/ao/issues/2376."""
 TITLE = "torchao"
 refuse = _architectures.refuse
 OFFLOADS: tuple[str, ...] = ("cpu",)
@@ -72,32 +68,30 @@ def build(job: BuildJob) -> Any:
 
 
 def suit(model: Any, device: str) -> None:
-    """On a GPU, let the layers whose activations become int8 multiply `MORE_ROWS` rows of zeros as well."""
+    """On a GPU, let the layers whose activations become int8 multiply 16 rows of zeros as well: they are cut off again.
+
+    cuBLAS multiplies int8 matrices of more than 16 rows alone, and a pooled vector or a short text has fewer
+    ("self.size(0) needs to be greater than 16", https://github.com/pytorch/ao/issues/2376). An exported script has
+    this function's source, so it stands alone.
+    """
     if device != "cuda":
         return
     import torch
     from torchao.quantization import Int8Tensor
 
+    class PaddedLinear(torch.nn.Linear):
+        def forward(self, input: Any) -> Any:
+            rows = input.reshape(-1, input.shape[-1])
+            more = torch.nn.functional.pad(rows, (0, 0, 0, 16))
+            found = torch.nn.functional.linear(more, self.weight, self.bias)
+            return found[:-16].reshape(*input.shape[:-1], found.shape[-1])
+
     for module in model.modules():
         weight = getattr(module, "weight", None) if type(module) is torch.nn.Linear else None
         if isinstance(weight, Int8Tensor) and weight.act_quant_kwargs is not None:
-            module.__class__ = _padded()
-
-
-@functools.cache
-def _padded() -> Any:
-    import torch
-
-    class PaddedLinear(torch.nn.Linear):
-        """A row of zeros gives a row that is cut off again: the others are exactly what they were."""
-
-        def forward(self, input: Any) -> Any:
-            rows = input.reshape(-1, input.shape[-1])
-            more = torch.nn.functional.pad(rows, (0, 0, 0, MORE_ROWS))
-            found = torch.nn.functional.linear(more, self.weight, self.bias)
-            return found[:-MORE_ROWS].reshape(*input.shape[:-1], found.shape[-1])
-
-    return PaddedLinear
+            module.__class__ = PaddedLinear
+            if hasattr(module, "_old_forward"):  # what a hook of Accelerate calls
+                module._old_forward = PaddedLinear.forward.__get__(module)
 
 
 def weight_bytes(recipe: Recipe, tensor: layers.Tensor) -> dict[str, int]:
