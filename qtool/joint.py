@@ -227,7 +227,7 @@ def _shown(row: Mapping[str, Any], side: Side, metric: str | None) -> bool:
 def _batch(row: Mapping[str, Any], device: str) -> dict[str, Any]:
     names = (*BY_BATCH, peak_name(device)) if row["status"] == "ok" else ()
     return {
-        **{key: row[key] for key in ("batch_size", "status", "cause", "contended")},
+        **{key: row[key] for key in ("batch_size", "status", "cause", "contended", "gpu_shared")},
         "metrics": {name: row["metrics"][name] for name in names},
     }
 
@@ -300,9 +300,10 @@ def _notes(
     chosen = [(told["hardware"], told["device"], told["recipe"]) for told in found["candidates"]]
     for row in found["rows"]:
         busy = any(batch["contended"] for batch in row["batches"])
+        what = "GPU" if any(batch["gpu_shared"] for batch in row["batches"]) else "CPUs"
         if busy and (row["hardware"], row["device"], row["recipe"]) in chosen:
             notes.append(
-                f"other work used the CPUs while {row['recipe']} was measured on {row['hardware']}: sweep again on an"
+                f"other work used the {what} while {row['recipe']} was measured on {row['hardware']}: sweep again on an"
                 " idle machine before you decide"
             )
     if found["artifacts"]:

@@ -274,8 +274,10 @@ def _notes(gathered: Gathered, question: Question) -> list[str]:
         notes.append(f"batching is off for {', '.join(alone)}: measured at batch size 1 only")
     if gathered.what == MODEL_ONLY:
         notes.append("tokenising is left out: the run holds no end-to-end times of every recipe")
-    if any(trial.contended for trial in gathered.found.trials if trial.recipe in gathered.times):
-        notes.append("other work used the CPUs while the run was measured: sweep again on an idle machine")
+    busy = [t for t in gathered.found.trials if t.recipe in gathered.times and t.contended]
+    if busy:
+        used = "GPU" if any(trial.gpu_shared for trial in busy) else "CPUs"
+        notes.append(f"other work used the {used} while the run was measured: sweep again on an idle machine")
     return notes
 
 

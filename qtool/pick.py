@@ -253,7 +253,8 @@ def _told(option: Option, checks: list[dict[str, Any]], metric: str | None) -> d
     names = ([metric, "score_delta"] if metric else []) + names
     return {
         "name": option.name,
-        **{key: option.row[key] for key in ("recipe", "host", "device", "batch_size", "flips", "contended")},
+        **{key: option.row[key] for key in ("recipe", "host", "device", "batch_size")},
+        **{key: option.row[key] for key in ("flips", "contended", "gpu_shared")},
         "metrics": {name: option.row["metrics"][name] for name in names},
         "checks": checks,
         "removed_by": [check["goal"] for check in checks if not check["met"]],

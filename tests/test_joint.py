@@ -255,6 +255,16 @@ def test_a_repetition_that_failed_does_not_take_the_place_of_a_measurement(tmp_p
     assert "2 of 2 artifacts scored on several hosts or devices answered alike" in found["notes"]
 
 
+def test_another_process_on_the_gpu_is_told_as_such_in_both_reports(tmp_path, priced):
+    shared = {"peak_vram_bytes": 1e9, "other_processes": True}
+    recipes = {"fp32@cuda": made(2, device="cuda", contended=True, values=shared)}
+    run = write_run(tmp_path / "gpu", recipes, labels=LABELS, run=facts(GPU))
+    assert "other work used the GPU while fp32 was measured on R1" in " ".join(
+        joint.join([run], priced)["notes"]
+    )
+    assert "other work used the GPU while it ran" in choice.render(pick.pick(run, Goals()))
+
+
 def test_a_run_without_a_trial_is_one_line(tmp_path):
     with pytest.raises(QtoolError, match="planned no trial"):
         joint.join([cpu_run(tmp_path / "a", plan=[])])

@@ -88,7 +88,8 @@ def _facts(found: Mapping[str, Any], option: Mapping[str, Any]) -> list[str]:
     for check in option["checks"]:
         lines.append(f"  {_check(found, check)}")
     if option["contended"]:
-        lines.append("  other work used the CPUs while it ran: sweep again on an idle machine")
+        used = "GPU" if option["gpu_shared"] else "CPUs"
+        lines.append(f"  other work used the {used} while it ran: sweep again on an idle machine")
     return lines
 
 

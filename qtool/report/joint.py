@@ -37,7 +37,7 @@ def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             f"{METRICS[metric].label} {unit(metric)}".strip(),
             "Δ points" if metric in PERCENT else "Δ",
         ]
-    header += ["speed-up x", "p50 ms", "p95 ms", "texts/s", "peak MB", "energy J", _rate_label(found)]
+    header += ["speed-up x", "p50 ms", "p95 ms", "texts/s", "peak MB", "J a call", _rate_label(found)]
     header += [f"{found['prices']['currency']} per million"] if found["prices"] else []
     recipes = list(dict.fromkeys(row["recipe"] for row in found["rows"]))
     lines = []
