@@ -96,7 +96,8 @@ def onnxruntime_nodes(model: Path, options: Any, provider: str, job: Job) -> lis
 
     options.enable_profiling = True
     options.profile_file_prefix = str(job.trace.with_suffix(""))
-    session = ort.InferenceSession(str(model), options, providers=[provider])
+    session = ort.InferenceSession(str(model), options, providers=[provider], enable_fallback=0)
+    session.disable_fallback()
     names = [value.name for value in session.get_inputs()]
     for batch in [*job.batches, *job.batches]:
         session.run(["logits"], _graph.pick(batch, names))

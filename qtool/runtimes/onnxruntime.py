@@ -134,7 +134,7 @@ def describe_engine(model: Path, level: str, provider: str) -> dict[str, str]:
         settings.add_session_config_entry(
             "session.optimized_model_external_initializers_file_name", "weights"
         )
-        ort.InferenceSession(str(model), settings, providers=[provider])
+        ort.InferenceSession(str(model), settings, providers=[provider], enable_fallback=0)
         graph = onnx.load(settings.optimized_model_filepath, load_external_data=False).graph
     weights, ran, products = _Weights(graph), Counter[str](), Counter[str]()
     for node in graph.node:
