@@ -49,7 +49,7 @@ def add(report: argparse.ArgumentParser) -> None:
 def carry_out(options: argparse.Namespace) -> int:
     """Print, write, serve or log. Raises QtoolError for flags that do not go together."""
     _refuse_mixtures(options)
-    if len(options.runs) > 1 or options.cost or options.sla:
+    if len(options.runs) > 1 or options.cost is not None or options.sla is not None:
         return _joint(options)
     (run,) = options.runs
     if options.serve:

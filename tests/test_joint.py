@@ -398,6 +398,8 @@ def test_formats_of_one_run_are_refused_for_several(two, tmp_path):
         cli.run(["report", str(two[0]), "--cost", str(tmp_path / "p.yaml"), "--format", "png"])
     with pytest.raises(QtoolError, match="--sla: '50': the unit is missing"):
         cli.run(["report", str(two[0]), "--sla", "50"])
+    with pytest.raises(QtoolError, match="--sla"):  # as a script gives it whose variable is not set
+        cli.run(["report", str(two[0]), "--sla", ""])
 
 
 def test_hostile_names_are_escaped_and_printable(tmp_path):
