@@ -300,8 +300,7 @@ import numpy as np
 import onnxruntime as ort
 from transformers import AutoTokenizer
 
-HERE = Path(__file__).parent
-OPTIONS, DEVICE = $OPTIONS, $DEVICE
+HERE, OPTIONS, DEVICE = Path(__file__).parent, $OPTIONS, $DEVICE
 tokenizer = AutoTokenizer.from_pretrained(HERE)
 settings = ort.SessionOptions()
 settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, OPTIONS["graph_optimization"])
