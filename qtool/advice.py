@@ -44,7 +44,7 @@ def advice(
     if choice.tied:
         sentences.append(_tied(choice))
     if metric and (faster := _faster(row, ok, qualified)):
-        sentences.append(f"Faster, but not shown to keep the score: {', '.join(faster)}.")
+        sentences.append(f"A lower p50, but not shown to keep the score: {', '.join(faster)}.")
     if not row["on_frontier"]:
         sentences.append(
             "It is not on the frontier: what dominates it was not shown to keep the score of the baseline."

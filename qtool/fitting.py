@@ -12,6 +12,7 @@ from typing import Any
 
 from qtool import checkpoint, estimate, graphs, layers, models, plugins, resolve
 from qtool.core import QtoolError, Recipe
+from qtool.runtimes import _placement
 
 HUB_FILES = ("*.json",)
 """All that shapes need: of a hub model no weights are fetched."""
@@ -29,6 +30,8 @@ def fit(spec: dict[str, Any]) -> dict[str, Any]:
     model = empty(folder)
     tensors = layers.describe(model)
     recipes = [Recipe(**content) for content in spec["recipes"]]
+    for recipe in recipes:
+        _placement.check_names(recipe, model)
     return {
         "revision": revision,
         "model_type": config["model_type"],
@@ -42,8 +45,14 @@ def fit(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def totals(folder: Path, recipes: Sequence[Recipe]) -> dict[str, Any]:
-    """`estimate.total` by recipe, of the checkpoint in `folder`."""
-    tensors = layers.describe(empty(folder))
+    """`estimate.total` by recipe, of the checkpoint in `folder`.
+
+    Raises QtoolError for a placement that names no module of it.
+    """
+    model = empty(folder)
+    for recipe in recipes:
+        _placement.check_names(recipe, model)
+    tensors = layers.describe(model)
     return {recipe.name: estimate.total(recipe, tensors) for recipe in recipes}
 
 

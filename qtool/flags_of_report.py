@@ -26,7 +26,7 @@ def add(report: argparse.ArgumentParser) -> None:
         "--format",
         choices=FORMATS,
         help="table (default), md, json, csv and card are printed; html, svg, png and parquet are written into"
-        " the run folder",
+        " the run folder (html of several runs, or with --cost or --sla, is printed)",
     )
     flag("--recipe", metavar="NAME", help="the recipe that --format card describes")
     flag("--serve", action="store_true", help="show the runs of a folder in a browser, on this machine only")

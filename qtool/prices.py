@@ -86,6 +86,14 @@ class Price(_Strict):
             raise ValueError("a day such as 2026-01-31 is expected")
         return value
 
+    @field_validator("date")
+    @classmethod
+    def _past(cls, value: datetime.date) -> datetime.date:
+        # a day of grace: it may be tomorrow already where the price was read
+        if value > datetime.date.today() + datetime.timedelta(days=1):
+            raise ValueError("the day on which the price was read is expected, not one to come")
+        return value
+
     def told(self) -> dict[str, Any]:
         """As JSON has it."""
         return {

@@ -193,7 +193,7 @@ def _without(seen: Seen) -> str:
         return ""
     if seen.against_status == "oom":
         return f"{seen.against} does not fit"
-    return f"{seen.against} fits here without" if seen.against_status == "ok" else ""
+    return f"without this placement {seen.against} fits here whole" if seen.against_status == "ok" else ""
 
 
 def _times(ratio: Interval | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,40 @@ def test_what_max_memory_leaves_no_room_for_goes_to_disk(artifact):
 def test_what_only_the_model_shows_is_unavailable(artifact, placement, parts, says):
     with pytest.raises(Unavailable, match=says):
         opened(artifact, recipe_of(placement, **parts))
+
+
+@pytest.mark.parametrize(
+    ("device_map", "says"),
+    [
+        ({"berd": "cpu", "": "disk"}, "names 'berd'.* Did you mean 'bert'"),
+        ({"nosuchmodule": "disk"}, "its parts are bert, dropout, classifier, and '' for all"),
+        ({"bert": "disk"}, "no place for 'classifier'"),
+    ],
+)
+def test_a_map_that_does_not_go_with_the_model_is_the_users_mistake_before_any_work(
+    artifact, device_map, says
+):
+    from qtool import fitting
+
+    recipe = recipe_of({"device_map": device_map})
+    with pytest.raises(QtoolError, match=f"recipe '{recipe.name}': placement .*{says}"):
+        fitting.totals(artifact, [recipe])
+    assert fitting.totals(artifact, [recipe_of({"device_map": {"": "disk"}})])
+
+
+@pytest.mark.parametrize(
+    ("placement", "says"),
+    [
+        ({"device_map": {"": "mps"}}, "'mps' is no place of a module: cpu, disk, cuda or a GPU's number are"),
+        ({"device_map": {"": -1}}, "'-1' is no place"),
+        ({"device_map": {"": True}}, "'True' is no place"),
+        ({"device_map": "tpu"}, "'tpu' is neither auto, balanced, balanced_low_0, sequential nor"),
+        ({"max_memory": {"cpu": 8}}, "the unit of 8 is missing"),
+    ],
+)
+def test_a_place_that_is_none_is_named_with_those_there_are(placement, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        plugins.load("runtimes", "pytorch").Placement(**placement)
 
 
 def test_a_map_whose_names_contain_each_other_is_taken_apart(artifact):

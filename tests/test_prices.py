@@ -118,6 +118,11 @@ def test_no_match_names_what_was_looked_for_and_two_name_each_other(tmp_path):
             "unknown key 'price_per_hours'. Did you mean 'price_per_hour'?",
         ),
         ("  date: 2026-01-19\n", "", "prices.0: key 'date' is missing"),
+        (
+            "date: 2026-01-19",
+            "date: 2999-01-19",
+            "the day on which the price was read is expected, not one to come",
+        ),
         ("date: 2026-01-19", "date: last week", "a day such as 2026-01-31 is expected, found 'last week'"),
         ("date: 2026-01-19", "date: 2026", "a day such as 2026-01-31 is expected, found 2026"),
         ("date: 2026-01-19", "date: 2026-13-45", "is not valid YAML"),

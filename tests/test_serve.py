@@ -236,7 +236,7 @@ def test_a_run_names_no_predictions_outside_its_folder(tmp_path, monkeypatch, ab
     (run / "results.jsonl").write_text(lines.replace("predictions/int8-cpu.npz", name))
     monkeypatch.chdir(run)
     for folder in (run, run.relative_to(run)):
-        scores = evidence.load(folder, keep=False).scores["cpu"]
+        (scores,) = evidence.load(folder, keep=False).scores.values()
         assert scores.problems == {"int8": "its predictions are not in the run's folder"}
         assert set(scores.predictions) == {"fp32"}
 

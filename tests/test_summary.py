@@ -270,7 +270,7 @@ def test_the_fastest_recipe_whose_score_is_shown_to_hold_is_recommended(tmp_path
     # rough is faster but 4 points worse, so both stay; fp32 and slow are tied in all but speed
     assert group["recipes"] == ["rough", "good"]
     assert "3 answers gained, 5 lost" in group["reason"]
-    assert "Faster, but not shown to keep the score: rough." in group["reason"]
+    assert "A lower p50, but not shown to keep the score: rough." in group["reason"]
     assert not group["provisional"]
 
 

@@ -72,7 +72,7 @@ SLOW = {"speedup": Interval(0.2, 0.19, 0.21), "tail": Interval(5.0, 4.0, 6.0)}
         ),
         # a GPU that works, one that does not tell, and a pass that takes five times the transfer
         (seen("cuda", RAM, **SLOW, utilization_ratio=0.9), "fits only by offload", ["2.00 GB cross the bus"]),
-        (seen("cuda", RAM, **SLOW), "fits only by offload", ["plain fits here without"]),
+        (seen("cuda", RAM, **SLOW), "fits only by offload", ["without this placement plain fits here whole"]),
         (seen("cuda", RAM, **SLOW, utilization_ratio=0.1, p50_s=5.0), "fits only by offload", ["2.00 GB"]),
         (
             seen("cuda", RAM, speedup=None, tail=None, against_status="oom", utilization_ratio=0.9),

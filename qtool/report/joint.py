@@ -31,14 +31,16 @@ COLUMNS = (
 def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and a line for each recipe, hardware and batch size; recipes in order, their hardware below each other."""
     metric = found["metric"]
+    # what the sheet is for comes first: a screen or a page may end before the last column
     header = ["recipe", "hardware", "on", "batch"]
+    header += [f"{found['prices']['currency']} per million"] if found["prices"] else []
+    header.append(_rate_label(found))
     if metric:
         header += [
             f"{METRICS[metric].label} {unit(metric)}".strip(),
             "Δ points" if metric in PERCENT else "Δ",
         ]
-    header += ["speed-up x", "p50 ms", "p95 ms", "texts/s", "peak MB", "J a call", _rate_label(found)]
-    header += [f"{found['prices']['currency']} per million"] if found["prices"] else []
+    header += ["speed-up x", "p50 ms", "p95 ms", "texts/s", "peak MB", "J a call"]
     recipes = list(dict.fromkeys(row["recipe"] for row in found["rows"]))
     lines = []
     for row in sorted(found["rows"], key=lambda row: recipes.index(row["recipe"])):
@@ -58,6 +60,10 @@ def _line(
     name = row["recipe"] + (" !" if batch["contended"] else "")
     hardware = row["hardware"] + (f" ({row['instance']})" if row["instance"] else "")
     line = [name, hardware, row["device"], str(batch["batch_size"])]
+    rate, cost = row["served"]["value"], row["cost_per_million"]
+    if found["prices"]:
+        line.append(_money(cost) if first else "")
+    line.append((NONE if rate is None else rounded(rate)) if first else "")
     metric, metrics = found["metric"], batch["metrics"]
     if metric:
         line += [_score(metric, row["score"]) if first else "", _delta(metric, row) if first else ""]
@@ -66,10 +72,6 @@ def _line(
     else:
         line += [_cell(metrics, name) for name in ("speedup", "latency_p50_s", "latency_p95_s")]
         line += [_cell(metrics, "throughput_per_s"), _peak(metrics), _cell(metrics, "energy_j")]
-    rate, cost = row["served"]["value"], row["cost_per_million"]
-    line.append(NONE if rate is None else rounded(rate)) if first else line.append("")
-    if found["prices"]:
-        line.append(_money(cost) if first else "")
     return line
 
 
@@ -162,7 +164,7 @@ def _missing(found: Mapping[str, Any]) -> list[str]:
 
 
 def assumed(found: Mapping[str, Any]) -> list[str]:
-    """How the last columns were made."""
+    """How cost and rate were made."""
     if not found["prices"]:
         return []
     share = f"{100 * found['prices']['utilization']:g} %"

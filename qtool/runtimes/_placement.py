@@ -19,6 +19,8 @@ from qtool.goals import BYTES, quantity
 from qtool.methods._architectures import NO_OFFLOAD
 from qtool.runtimes import _offload
 
+PLACES = ("cpu", "disk", "cuda")
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 Place = Literal["cpu", "disk", "cuda"] | Annotated[int, Field(ge=0)]
 RUNS_HERE = "qtool runs here"
 """A key that is no module's name: Accelerate computes on the first GPU that its map names."""
@@ -40,6 +42,25 @@ class Options(BaseModel):
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, Place] = "auto"
     max_memory: dict[str, str] = {}
     offload_buffers: bool = False
+
+    @field_validator("device_map", mode="before")
+    @classmethod
+    def _known_place(cls, value: Any) -> Any:
+        places = value.values() if isinstance(value, dict) else []
+        if wrong := [p for p in places if p not in PLACES and not (type(p) is int and p >= 0)]:
+            raise ValueError(
+                f"'{wrong[0]}' is no place of a module: {', '.join(PLACES)} or a GPU's number are"
+            )
+        if not isinstance(value, dict) and value not in STRATEGIES:
+            raise ValueError(f"'{value}' is neither {', '.join(STRATEGIES)} nor a place for each module")
+        return value
+
+    @field_validator("max_memory", mode="before")
+    @classmethod
+    def _with_unit(cls, value: Any) -> Any:
+        if isinstance(value, dict) and (bare := [x for x in value.values() if isinstance(x, int | float)]):
+            raise ValueError(f"the unit of {bare[0]} is missing, such as 200MB or 8GB")
+        return value
 
     @field_validator("device_map")
     @classmethod
@@ -97,6 +118,17 @@ def check(recipe: Recipe) -> None:
     for device in recipe.devices:
         if problem := _refusal(recipe, options.places, device):
             raise QtoolError(f"{where}: {problem}")
+
+
+def check_names(recipe: Recipe, model: Any) -> None:
+    """Raises QtoolError where the map of a recipe does not go with the modules of `model`, which may be empty."""
+    device_map = Options(**recipe.placement).device_map if recipe.placement else None
+    if isinstance(device_map, dict):
+        try:
+            for _ in flatten(model, device_map, recipe.devices[0]):
+                pass
+        except Unavailable as error:
+            raise QtoolError(f"recipe '{recipe.name}': {str(error).rstrip('?')}.") from None
 
 
 def _refusal(recipe: Recipe, places: set[str | int], device: str) -> str | None:
@@ -194,8 +226,9 @@ def flatten(model: Any, device_map: Mapping[str, Any], device: str) -> Iterator[
     for name in device_map:
         if name not in modules:
             near = did_you_mean(name, modules) if name else ""
-            near = near if near.startswith(" Did") else " Its modules are those of the checkpoint."
-            raise Unavailable(f"placement names '{name}', which is no module of this model:{near}")
+            parts = ", ".join(child for child, _ in model.named_children())
+            near = near.strip() if near.startswith(" Did") else f"its parts are {parts}, and '' for all"
+            raise Unavailable(f"placement names '{name}', which is no module of this model: {near}")
 
     def split(name: str, place: Any) -> Iterator[tuple[str, Any]]:
         place = device_map.get(name, place)
