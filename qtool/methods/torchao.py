@@ -91,7 +91,7 @@ def suit(model: Any, device: str) -> None:
         if isinstance(weight, Int8Tensor) and weight.act_quant_kwargs is not None:
             module.__class__ = PaddedLinear
             if hasattr(module, "_old_forward"):  # what a hook of Accelerate calls
-                module._old_forward = PaddedLinear.forward.__get__(module)
+                vars(module)["_old_forward"] = PaddedLinear.forward.__get__(module)
 
 
 def weight_bytes(recipe: Recipe, tensor: layers.Tensor) -> dict[str, int]:
