@@ -32,15 +32,20 @@ def total(recipe: Recipe, tensors: Sequence[Tensor]) -> dict[str, Any]:
     return {"weight_bytes": sum(by_dtype.values()), "weight_bytes_by_dtype": dict(by_dtype)}
 
 
-def error(told: Mapping[str, Any] | None, measured_bytes: float | None) -> dict[str, Any]:
-    """An estimate beside the bytes that the audit found: `error_ratio` is estimate over measured, less 1."""
+def error(
+    told: Mapping[str, Any] | None, measured_bytes: float | None, peak_bytes: float | None = None
+) -> dict[str, Any]:
+    """An estimate beside the bytes that the audit found: `error_ratio` is estimate over measured, less 1.
+
+    `peak_bytes` is the most that the process held while it answered: libraries and activations are in it too.
+    """
     size = (told or {}).get("weight_bytes")
     reason = None
     if size is None:
         reason = (told or {}).get("weight_bytes_reason") or "not estimated: the run has no shapes for it"
     elif not measured_bytes:
         reason = "its weights were not measured"
-    found = {"weight_bytes": size, "measured_bytes": measured_bytes}
+    found = {"weight_bytes": size, "measured_bytes": measured_bytes, "peak_bytes": peak_bytes}
     if size is None or not measured_bytes:
         return {**found, "error_ratio": None, "error_ratio_reason": reason}
     return {**found, "error_ratio": size / measured_bytes - 1}

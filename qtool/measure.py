@@ -207,7 +207,12 @@ def hardware(device: str, predict: Callable[[Batch], Any], batches: list[Batch])
     """Memory, use, power and energy of the device, from a pass of its own: reading counters disturbs a clock."""
     gpu = _gpu(device)
     if gpu is not None:
-        return gpu.peak_vram() | gpu.sample(predict, batches, gpu.PASS_S)
-    names = ("peak_vram_bytes", "vram_allocated_bytes", "vram_device_bytes", "gpu_utilization_ratio")
-    absent = {name: None for name in names} | {f"{name}_reason": "not measured on a CPU" for name in names}
-    return absent | rapl.sample(predict, batches, rapl.PASS_S)
+        found = gpu.peak_vram() | gpu.sample(predict, batches, gpu.PASS_S)
+    else:
+        names = ("peak_vram_bytes", "vram_allocated_bytes", "vram_device_bytes", "gpu_utilization_ratio")
+        reasons = {f"{name}_reason": "not measured on a CPU" for name in names}
+        found = dict.fromkeys(names) | reasons | rapl.sample(predict, batches, rapl.PASS_S)
+    if found["energy_j"] is not None:
+        # an inference is one text, so that batch sizes can be set side by side
+        found["energy_j"] /= len(batches[0]["input_ids"])
+    return found

@@ -144,7 +144,8 @@ def _fit(trial: Trial, run: Mapping[str, Any]) -> dict[str, Any] | None:
     """The estimate of its weights beside what was found; None for a run that has no estimates."""
     told = run.get("fit")
     measured = trial.score.values.get("weight_bytes") if trial.score else None
-    return estimate.error(told.get(trial.recipe), measured) if told else None
+    peaks = trial.values(peak_name(trial.group.device)).values()
+    return estimate.error(told.get(trial.recipe), measured, max(peaks, default=None)) if told else None
 
 
 def _qualifies(row: Row, scores: PairedScores | None, baseline: str) -> bool:

@@ -382,11 +382,15 @@ def test_a_row_carries_the_estimate_beside_what_was_measured(tmp_path):
     assert rows["fp32"] == {
         "weight_bytes": 90_900_000,
         "measured_bytes": 90_000_000,
+        "peak_bytes": 400e6,
         "error_ratio": pytest.approx(0.01),
     }
     assert (rows["mine"]["error_ratio"], rows["mine"]["error_ratio_reason"]) == (None, "why")
     sentence = report.compared(summary["rows"])
-    assert "for 1 recipe: off by at most 1.0 %, fp32 with 90.9 MB estimated and 90.0 MB measured." in sentence
+    assert (
+        "for 1 recipe: off by at most 1.0 %, fp32 with 90.9 MB estimated and 90.0 MB measured; its process peaked at 400 MB"
+        in sentence
+    )
     from qtool.report import render
 
     for form in ("table", "md"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qtool import measure, rapl
@@ -127,9 +128,10 @@ def test_a_measured_call_on_a_cpu_has_energy_or_its_reason_and_gpu_reasons(monke
         return {"energy_j": 0.5, "power_w": 20.0, "energy_source": "rapl"}
 
     monkeypatch.setattr(rapl, "sample", sample)
-    found = measure.hardware("cpu", lambda batch: None, [1, 2, 3])
+    batch = {"input_ids": np.zeros((4, 7), int)}
+    found = measure.hardware("cpu", lambda batch: None, [batch] * 3)
     assert ran == [3]
-    assert (found["energy_j"], found["power_w"]) == (0.5, 20.0)
+    assert (found["energy_j"], found["power_w"]) == (0.5 / 4, 20.0)  # 0.5 J a call of four texts
     for name in ("peak_vram_bytes", "vram_allocated_bytes", "vram_device_bytes", "gpu_utilization_ratio"):
         assert found[name] is None
         assert found[f"{name}_reason"] == "not measured on a CPU"

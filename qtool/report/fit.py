@@ -97,8 +97,12 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> str:
     worst = max(told, key=lambda name: abs(told[name]["error_ratio"]))
     entry = told[worst]
     many = f"{len(told)} recipes" if len(told) > 1 else "1 recipe"
+    peak = entry.get("peak_bytes")
+    beside = (
+        f"; its process peaked at {number('peak_rss_bytes', peak)} MB, libraries included" if peak else ""
+    )
     return (
         f"Weights were estimated from shapes before anything was built (as qtool fit does) for {many}: off by at most"
         f" {100 * abs(entry['error_ratio']):.1f} %, {worst} with {number('weight_bytes', entry['weight_bytes'])} MB"
-        f" estimated and {number('weight_bytes', entry['measured_bytes'])} MB measured."
+        f" estimated and {number('weight_bytes', entry['measured_bytes'])} MB measured{beside}."
     )

@@ -40,7 +40,7 @@ def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             f"{METRICS[metric].label} {unit(metric)}".strip(),
             "Δ points" if metric in PERCENT else "Δ",
         ]
-    header += ["speed-up x", "p50 ms", "p95 ms", "texts/s", "peak MB", "J a call"]
+    header += ["speed-up x", "p50 ms", "p95 ms", "texts/s", "peak MB", "J a text"]
     recipes = list(dict.fromkeys(row["recipe"] for row in found["rows"]))
     lines = []
     for row in sorted(found["rows"], key=lambda row: recipes.index(row["recipe"])):

@@ -55,7 +55,7 @@ EACH = {
     "vram_device_bytes": "What the driver says the process holds on the GPU, context and caches included; mean"
     " of the rounds.",
     "gpu_utilization_ratio": "Share of time in which the GPU ran a kernel; mean of the rounds.",
-    "energy_j": "Energy for a call of the whole GPU board by NVML, on a CPU of its packages by RAPL; idle power"
+    "energy_j": "Energy for a text, of the whole GPU board by NVML, on a CPU of its packages by RAPL; idle power"
     " included; mean of the rounds.",
     "power_w": "Mean power of the GPU board, or of the CPU's packages, in the pass of the energy; mean of the"
     " rounds.",
