@@ -206,6 +206,7 @@ def _gpu(device: str) -> Any:
 def hardware(device: str, predict: Callable[[Batch], Any], batches: list[Batch]) -> dict[str, Any]:
     """Memory, use, power and energy of the device, from a pass of its own: reading counters disturbs a clock."""
     gpu = _gpu(device)
+    found: dict[str, Any]
     if gpu is not None:
         found = gpu.peak_vram() | gpu.sample(predict, batches, gpu.PASS_S)
     else:
