@@ -179,7 +179,7 @@ def test_a_fresh_reader_finds_name_cost_and_evidence_at_the_top(both):
     ):
         assert words in top
     # 0 and 1 are right now, 10 is wrong now
-    assert "2 answers gained and 1 lost on the same examples" in top
+    assert "2 answers gained and 1 lost on the same 400 examples" in top
     assert told["frontier"][0]["recommended"] == "quick"
 
 

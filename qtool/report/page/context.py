@@ -135,8 +135,10 @@ def _evidence(evidence: Evidence, summary: Mapping[str, Any], row: Row) -> str:
     trial = evidence.row_trial(row)
     rounds = len(trial.p50_s()) if trial else 0
     parts = [f"{rounds} {'round' if rounds == 1 else 'rounds'}, each in fresh processes"]
+    scores = evidence.scores.get(trial.group.scored) if trial else None
+    many = f"{len(scores.labels):,} " if scores else ""
     if flips := row["flips"]:
-        parts.append(f"{flips['gained']} answers gained and {flips['lost']} lost on the same examples")
+        parts.append(f"{flips['gained']} answers gained and {flips['lost']} lost on the same {many}examples")
     claim, metric = row["not_worse"], summary["metric"]
     if claim and claim["shown"]:
         margin = f"{100 * claim['margin']:g} points" if metric in PERCENT else f"{claim['margin']:g}"
