@@ -10,6 +10,7 @@ import math
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class PairedScores:
         self._keep = keep and self._kept is not None and _can_write(self._kept)
         self._bootstrap = cache(self._resample)
         self._beside = cache(self._with_baseline)
+        self._undrawn = cache(lambda: self._some(self.metric, *self._order, resamples=0))
         self.change = cache(self._change)
         self.not_worse = cache(self._not_worse)
         self.single = cache(self._single)
@@ -145,9 +147,8 @@ class PairedScores:
         """`delta` by the jackknife: for the hundreds of pairs that no claim is made about, only a frontier's ties."""
         if self.metric == "accuracy" or self.too_few():
             return self.delta(recipe, reference)
-        if self.classes is not None:
-            return self._some(self.metric, reference, recipe, resamples=0).near(1, 0)
-        return self._bootstrap(self.metric).near(self._order.index(recipe), self._order.index(reference))
+        every = self._bootstrap(self.metric) if self.classes is None else self._undrawn()
+        return every.near(self._order.index(recipe), self._order.index(reference))
 
     def _not_worse(self, baseline: str, margin: float) -> dict[str, float]:
         """Holm-adjusted p of the claim, for every other recipe, that its score is not worse by `margin` or more.
@@ -156,7 +157,11 @@ class PairedScores:
         """
         if baseline not in self.predictions:
             return {}
-        changes = {recipe: self.change(recipe, baseline) for recipe in self._order if recipe != baseline}
+        others = [recipe for recipe in self._order if recipe != baseline]
+        if self.classes is not None and self.metric != "accuracy":
+            with ThreadPoolExecutor() as pool:  # drawing leaves the interpreter to the next recipe
+                list(pool.map(lambda recipe: self._beside(self.metric, recipe), others))
+        changes = {recipe: self.change(recipe, baseline) for recipe in others}
         p = [1.0 if change is None else change.p_above(-margin) for change in changes.values()]
         return dict(zip(changes, holm(p), strict=True))
 
