@@ -36,6 +36,7 @@ FOUR_BIT = {name for name, kind in LINEAR.items() if kind in ("nf4", "fp4", "int
 SKIPPED = {
     "fp8-dynamic",
     "fp16-auto",
+    "bf16-cudagraphs",
     "optimum-openvino-fp32",
     "optimum-openvino-int8",
     "openvino-bf16",
