@@ -10,29 +10,9 @@ SmolLM2, https://arxiv.org/abs/2502.02737, and the model's config). Its answers 
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from make_distilbert import LABELS, SEED, tokenizer
-
-from qtool import demo
-from qtool.core import QtoolError, Unavailable
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", metavar="OUT", type=Path, help="a new model folder")
-    out = parser.parse_args().out
-    if out.exists():
-        raise SystemExit(f"{out} exists already: name a new folder")
-    try:
-        base = demo.find_base()
-    except (QtoolError, Unavailable) as error:
-        raise SystemExit(str(error)) from None
-    parameters = write(out, base)
-    print(f"{out}: {parameters / 1e6:.1f} million parameters")
+from make_distilbert import LABELS, SEED, main, tokenizer
 
 
 def write(out: Path, base: Path) -> int:
@@ -66,4 +46,4 @@ def write(out: Path, base: Path) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, write)

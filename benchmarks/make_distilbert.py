@@ -11,6 +11,7 @@ the demo's. Its answers mean nothing.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,9 @@ SEED = 0
 LABELS = ("negative", "positive")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(text: str | None = __doc__, maker: Callable[[Path, Path], int] | None = None) -> None:
+    """The command line, of this script or of another one with its own words and maker."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", metavar="OUT", type=Path, help="a new model folder")
     out = parser.parse_args().out
     if out.exists():
@@ -33,7 +33,7 @@ def main() -> None:
         base = demo.find_base()
     except (QtoolError, Unavailable) as error:
         raise SystemExit(str(error)) from None
-    parameters = write(out, base)
+    parameters = (maker or write)(out, base)
     print(f"{out}: {parameters / 1e6:.1f} million parameters")
 
 

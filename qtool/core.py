@@ -327,6 +327,12 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, by its path in it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): file_hash(path) for path in files}
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' Did you mean X?' for a near miss, else the list of what exists."""
     names = sorted(known)

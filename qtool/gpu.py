@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from qtool.timing import whole_passes
+
 SAMPLE_EVERY_S = 0.05
 # NVML's utilisation is a mean over up to a second before the reading, so the first second is not ours.
 UTILIZATION_LAG_S = 1.0
@@ -221,11 +223,7 @@ def sample(
     try:
         with _nvml() as nvml, ExitStack() as stack:
             samplers = [stack.enter_context(Sampler(nvml, handle)) for handle in _handles(nvml)]
-            calls, started = 0, time.perf_counter()
-            while calls == 0 or time.perf_counter() - started < min_time_s:
-                for batch in batches:
-                    predict(batch)
-                calls += len(batches)
+            calls, _ = whole_passes(predict, batches, min_time_s)
     except NoGpuCounters as error:
         names = (*COUNTERS, "throttled", "other_processes")
         return dict.fromkeys(names) | {f"{name}_reason": str(error) for name in names}

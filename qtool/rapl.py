@@ -7,12 +7,12 @@ psys holds them, and DRAM is not told everywhere. What is not told is None with 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qtool.procfs import ROOT, text
+from qtool.timing import whole_passes
 
 FOLDER = "sys/class/powercap"
 PASS_S = 2.0
@@ -32,13 +32,9 @@ def sample(
     """
     try:
         packages = find(root)
-        before, started = read(packages), time.perf_counter()
-        calls = 0
-        while calls == 0 or time.perf_counter() - started < min_time_s:
-            for batch in batches:
-                predict(batch)
-            calls += len(batches)
-        seconds, after = time.perf_counter() - started, read(packages)
+        before = read(packages)
+        calls, seconds = whole_passes(predict, batches, min_time_s)
+        after = read(packages)
         joules = spent_j(before, after, packages)
         if joules <= 0:  # some virtual machines have the files and nothing behind them
             raise NoCounters(f"the energy counters of /{FOLDER} did not move in {seconds:.1f} s of work")

@@ -14,13 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qtool.artifacts import place
-from qtool.core import QtoolError, content_hash, file_hash
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder, by its path in it."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): file_hash(path) for path in files}
+from qtool.core import QtoolError, content_hash, file_hash, hashes
 
 
 def name_of(files: Mapping[str, str]) -> str:

@@ -78,6 +78,18 @@ def time_calls(
             return [nanoseconds / 1e9 for nanoseconds in samples_ns]
 
 
+def whole_passes(
+    predict: Callable[[Any], Any], batches: Sequence[Any], min_time_s: float
+) -> tuple[int, float]:
+    """Calls and seconds of whole passes until `min_time_s` are over: for counters, with no clock between calls."""
+    calls, started = 0, time.perf_counter()
+    while calls == 0 or time.perf_counter() - started < min_time_s:
+        for batch in batches:
+            predict(batch)
+        calls += len(batches)
+    return calls, time.perf_counter() - started
+
+
 def time_end_to_end(
     texts_batches: Sequence[Any],
     tokenize: Callable[[Any], Any],

@@ -30,7 +30,7 @@ from qtool import (
     reload,
     resolve,
 )
-from qtool.core import Batch, BuildJob, Loaded, QtoolError, Recipe, Unavailable, file_hash
+from qtool.core import Batch, BuildJob, Loaded, QtoolError, Recipe, Unavailable, file_hash, hashes
 from qtool.tasks._labels import permutation_suspicion
 
 SCORE_BATCH = 32
@@ -82,7 +82,7 @@ def build(spec: dict[str, Any]) -> dict[str, Any]:
         out / "check.npz", **{"logits": loaded.predict(batch), **{f"input.{k}": v for k, v in batch.items()}}
     )
     models.copy_tokenizer(Path(spec["model_dir"]), out / "tokenizer")
-    return {"build_s": build_s, "files": _hashes(out)}
+    return {"build_s": build_s, "files": hashes(out)}
 
 
 def score(spec: dict[str, Any]) -> dict[str, Any]:
@@ -162,12 +162,6 @@ def similarity(loaded: Loaded, first: list[Batch], second: list[Batch], meta: di
     with np.errstate(invalid="ignore"):
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.sum(vectors[: len(first)] * vectors[len(first) :], axis=1, keepdims=True)
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): file_hash(path) for path in sorted(folder.rglob("*")) if path.is_file()
-    }
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qtool import measure, rapl
+from qtool import measure, rapl, timing
 
 ZONES = {
     "intel-rapl:0": ("package-0", 262_143_328_850),
@@ -60,7 +60,7 @@ def test_a_counter_that_passed_its_range_has_spent_what_was_left_and_what_it_sho
 def test_energy_per_call_and_mean_power_come_from_the_counters_of_the_pass(tmp_path, monkeypatch):
     root = tree(tmp_path, ZONES)
     clock = iter([100.0, 101.0, 102.0, 102.0])  # start, after each of two passes, the end
-    monkeypatch.setattr(rapl.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
 
     def predict(batch: int) -> None:
         for zone, step in (("intel-rapl:0", 3_000_000), ("intel-rapl:1", 1_000_000), ("intel-rapl:2", 9)):
