@@ -11,7 +11,7 @@ from typing import Any
 
 from qtool.core import QtoolError
 from qtool.evidence import Evidence
-from qtool.frontier import OPPOSITE, Candidate, Outcome, by_numbers
+from qtool.frontier import Candidate, Outcome, outcomes
 from qtool.objectives import Option
 from qtool.prices import Price, PriceList
 
@@ -91,9 +91,9 @@ def weigh(
     Beside and not among them: `frontier.compare` weighs a score only where the other objectives leave it open, and
     a price must not move the frontier.
     """
-    for number, a in enumerate(candidates):
-        for b in candidates[number + 1 :]:
-            outcome = by_numbers(costs[a.name][1], costs[b.name][1])
-            pairs[a.name, b.name][COST] = outcome
-            pairs[b.name, a.name][COST] = OPPOSITE[outcome]
+    told = outcomes([costs[c.name][1] for c in candidates])
+    for a, row in zip(candidates, told, strict=True):
+        for b, outcome in zip(candidates, row, strict=True):
+            if a is not b:
+                pairs[a.name, b.name][COST] = outcome
     return [replace(c, values={**c.values, COST: costs[c.name][1] or None}) for c in candidates]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,11 @@ class Evidence:
         return list(dict.fromkeys(trial.group.host for trial in self.trials))
 
     def trial(self, recipe: str, group: Group) -> Trial | None:
-        return next((t for t in self.trials if t.recipe == recipe and t.group == group), None)
+        return self._trials.get((recipe, group))
+
+    @cached_property
+    def _trials(self) -> dict[tuple[str, Group], Trial]:
+        return {(trial.recipe, trial.group): trial for trial in reversed(self.trials)}
 
     def row_trial(self, row: Mapping[str, Any]) -> Trial | None:
         """The trial of a row of the summary."""

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from qtool.stats import Interval, t_bounds
+import numpy as np
+
+from qtool.stats import Interval, t_quantile
 
 Outcome = Literal["better", "worse", "tie", "unresolved"]
 OPPOSITE: dict[Outcome, Outcome] = {
@@ -35,7 +37,6 @@ TIE_RATIO = 1.10
 call the same. A wider interval has shown neither a difference nor a likeness, and blocks dominance."""
 _TIE_LOG = math.log(TIE_RATIO)
 
-
 Numbers = Mapping[int, float] | float | None
 """A value by round, or an exact one, or nothing; lower is better, so what is not is negated or inverted."""
 
@@ -48,45 +49,49 @@ class Candidate:
     values: Mapping[str, Numbers]
 
 
-def by_rounds(mine: Mapping[int, float], other: Mapping[int, float]) -> Outcome:
-    """Lower is better: the t interval on the log ratios of shared rounds leaves out 1, or lies near it (a tie).
+def outcomes(values: Sequence[Numbers]) -> list[list[Outcome]]:
+    """Each against each, lower is better: by rounds where both have them, exactly where neither has, else unresolved.
 
-    One shared round has no interval, so there the two values are compared as they are; no shared round, or a
-    value that is not positive, leaves it unresolved.
+    The t interval on the log ratios of shared rounds leaves out 1, or lies near it (a tie). One shared round has no
+    interval, so there the two values are compared as they are; no shared round, or a value in one that is not
+    positive, leaves it unresolved.
     """
-    shared = sorted(mine.keys() & other.keys())
-    if not shared or min(values[r] for values in (mine, other) for r in shared) <= 0:
-        return "unresolved"
-    if len(shared) == 1:
-        return by_value(mine[shared[0]], other[shared[0]])
-    # a large run has thousands of pairs: logarithms are compared as they are
-    low, high = t_bounds([math.log(mine[r] / other[r]) for r in shared])
-    return _by_logs(low, high)
+    # tables of all pairs at a time: a large run has thousands
+    exact = np.array([math.nan if v is None or isinstance(v, Mapping) else v for v in values], float)
+    rounds = sorted({r for v in values if isinstance(v, Mapping) for r in v})
+    table = np.full((len(values), len(rounds)), math.nan)
+    for row, value in enumerate(values):
+        if isinstance(value, Mapping):
+            table[row] = [value.get(r, math.nan) for r in rounds]
+    shared = ~np.isnan(table[:, None] - table)
+    count = shared.sum(axis=2)
+    positive = ~(shared & (np.minimum(table[:, None], table) <= 0)).any(axis=2)
+    logs = np.log(np.where(table > 0, table, 1.0))
+    gaps = np.where(shared, logs[:, None] - logs, 0.0)
+    mean = gaps.sum(axis=2) / np.maximum(count, 1)
+    squares = (np.where(shared, gaps - mean[:, :, None], 0.0) ** 2).sum(axis=2)
+    quantiles = np.array([t_quantile(n - 1) if n > 1 else 0.0 for n in range(len(rounds) + 1)])
+    half = quantiles[count] * np.sqrt(squares / np.maximum(count * (count - 1), 1))
+    low, high = mean - half, mean + half
+    several = positive & (count > 1)
+    single = np.where(shared, table[:, None] - table, 0.0).sum(axis=2)
+    gap = np.where(positive & (count == 1), single, exact[:, None] - exact)
+    found = np.full(mean.shape, "unresolved", object)
+    found[(several & (low > -_TIE_LOG) & (high < _TIE_LOG)) | (gap == 0)] = "tie"
+    found[(several & (high < 0)) | (gap < 0)] = "better"
+    found[(several & (low > 0)) | (gap > 0)] = "worse"
+    return found.tolist()
 
 
 def by_ratio(ratio: Interval) -> Outcome:
     """Lower is better: the interval of mine over the other's leaves out 1, or lies near it (a tie)."""
     if ratio.low is None or ratio.high is None:
         return "unresolved"
-    return _by_logs(math.log(ratio.low), math.log(ratio.high))
-
-
-def _by_logs(low: float, high: float) -> Outcome:
-    """Lower is better: the interval of the logarithm of mine over the other's leaves out 0, or lies near it (a tie)."""
-    if high < 0:
+    if ratio.high < 1:
         return "better"
-    if low > 0:
+    if ratio.low > 1:
         return "worse"
-    return "tie" if low > -_TIE_LOG and high < _TIE_LOG else "unresolved"
-
-
-def by_value(mine: float | None, other: float | None) -> Outcome:
-    """Lower is better, exactly."""
-    if mine is None or other is None:
-        return "unresolved"
-    if mine == other:
-        return "tie"
-    return "better" if mine < other else "worse"
+    return "tie" if ratio.low > 1 / TIE_RATIO and ratio.high < TIE_RATIO else "unresolved"
 
 
 def by_score(delta: Interval | None, margin: float = MARGIN) -> Outcome:
@@ -115,29 +120,21 @@ def compare(
     """
     names = dict.fromkeys(name for candidate in candidates for name in candidate.values)
     known = [name for name in names if any(c.values.get(name) not in (None, {}) for c in candidates)]
+    told = {name: outcomes([candidate.values.get(name) for candidate in candidates]) for name in known}
     pairs: dict[tuple[str, str], dict[str, Outcome]] = {}
-    for number, a in enumerate(candidates):
-        for b in candidates[number + 1 :]:
-            evidence: dict[str, Outcome] = {
-                name: by_numbers(a.values.get(name), b.values.get(name)) for name in known
-            }
+    for i, a in enumerate(candidates):
+        for j, b in enumerate(candidates[i + 1 :], i + 1):
+            mine: dict[str, Outcome] = {name: table[i][j] for name, table in told.items()}
+            its: dict[str, Outcome] = {name: table[j][i] for name, table in told.items()}
             if delta is not None:
-                others = {outcome for name, outcome in evidence.items() if name != SCORE}
+                others = {outcome for name, outcome in mine.items() if name != SCORE}
                 open_ = others <= {"better", "tie"} or others <= {"worse", "tie"}
-                decides = every_score or open_
-                evidence[SCORE] = by_score(delta(a.name, b.name), margin) if decides else "unresolved"
-            pairs[a.name, b.name] = evidence
-            pairs[b.name, a.name] = {name: OPPOSITE[found] for name, found in evidence.items()}
+                mine[SCORE] = (
+                    by_score(delta(a.name, b.name), margin) if every_score or open_ else "unresolved"
+                )
+                its[SCORE] = OPPOSITE[mine[SCORE]]
+            pairs[a.name, b.name], pairs[b.name, a.name] = mine, its
     return pairs
-
-
-def by_numbers(mine: Numbers, other: Numbers) -> Outcome:
-    """Lower is better: by rounds where both have them, else by value."""
-    if isinstance(mine, Mapping) and isinstance(other, Mapping):
-        return by_rounds(mine, other)
-    if isinstance(mine, Mapping) or isinstance(other, Mapping):
-        return "unresolved"
-    return by_value(mine, other)
 
 
 def dominates(evidence: Mapping[str, Outcome]) -> bool:

@@ -84,7 +84,7 @@ class Trial:
     def recipe(self) -> str:
         return self.entry["recipe"]
 
-    @property
+    @cached_property
     def group(self) -> Group:
         return Group(self.entry.get("host") or "", self.entry["device"], self.entry["batch_size"])
 

@@ -113,7 +113,8 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 @cache
-def _t(degrees: int, confidence: float) -> float:
+def t_quantile(degrees: int, confidence: float = 0.95) -> float:
+    """How many standard errors a two-sided t interval reaches."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, (1 + confidence) / 2))
@@ -124,7 +125,7 @@ def t_bounds(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
     # a run compares thousands of pairs of three rounds: arrays of three cost more than they save
     n, mean = len(values), fmean(values)
     variance = math.fsum((x - mean) ** 2 for x in values) / (n - 1)
-    half = _t(n - 1, confidence) * math.sqrt(variance / n)
+    half = t_quantile(n - 1, confidence) * math.sqrt(variance / n)
     return mean - half, mean + half
 
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from qtool import frontier
 from qtool.frontier import Candidate
@@ -27,19 +29,23 @@ def dominance(*edges: tuple[str, str]) -> Any:
     return pairs | {edge: {"p50": "better"} for edge in edges}
 
 
+def outcome(mine: frontier.Numbers, its: frontier.Numbers) -> str:
+    return frontier.outcomes([mine, its])[0][1]
+
+
 def test_rounds_that_all_agree_tell_two_recipes_apart():
     fast, slow = {1: 1.0, 2: 1.1, 3: 1.05}, {1: 2.0, 2: 2.2, 3: 2.11}
-    assert frontier.by_rounds(fast, slow) == "better"
-    assert frontier.by_rounds(slow, fast) == "worse"
+    assert outcome(fast, slow) == "better"
+    assert outcome(slow, fast) == "worse"
 
 
 def test_rounds_that_contradict_each_other_settle_nothing():
-    assert frontier.by_rounds({1: 1.0, 2: 2.0, 3: 1.5}, {1: 2.0, 2: 1.0, 3: 1.5}) == "unresolved"
+    assert outcome({1: 1.0, 2: 2.0, 3: 1.5}, {1: 2.0, 2: 1.0, 3: 1.5}) == "unresolved"
 
 
 def test_rounds_that_agree_on_no_difference_are_a_tie():
     # log ratios 0.01, -0.01, 0: mean 0, t(2, 97.5 %) 4.303 x 0.01 / sqrt(3) = 0.025, inside 10 %
-    assert frontier.by_rounds({1: 1.01, 2: 0.99, 3: 1.0}, {1: 1.0, 2: 1.0, 3: 1.0}) == "tie"
+    assert outcome({1: 1.01, 2: 0.99, 3: 1.0}, {1: 1.0, 2: 1.0, 3: 1.0}) == "tie"
 
 
 def test_a_recipe_far_slower_in_noisy_rounds_is_no_tie_to_choose_from():
@@ -48,17 +54,49 @@ def test_a_recipe_far_slower_in_noisy_rounds_is_no_tie_to_choose_from():
 
 
 def test_only_rounds_that_both_have_are_compared():
-    assert frontier.by_rounds({1: 1.0, 2: 9.0}, {2: 1.0, 3: 9.0}) == "worse"
-    assert frontier.by_rounds({1: 1.0}, {2: 1.0}) == "unresolved"
+    assert outcome({1: 1.0, 2: 9.0}, {2: 1.0, 3: 9.0}) == "worse"
+    assert outcome({1: 1.0}, {2: 1.0}) == "unresolved"
 
 
 def test_one_round_is_compared_by_value():
-    assert frontier.by_rounds({1: 1.0}, {1: 1.01}) == "better"
-    assert frontier.by_rounds({1: 1.0}, {1: 1.0}) == "tie"
+    assert outcome({1: 1.0}, {1: 1.01}) == "better"
+    assert outcome({1: 1.0}, {1: 1.0}) == "tie"
 
 
 def test_values_that_have_no_ratio_settle_nothing():
-    assert frontier.by_rounds({1: 0.0, 2: 0.0}, {1: 1.0, 2: 1.0}) == "unresolved"
+    assert outcome({1: 0.0, 2: 0.0}, {1: 1.0, 2: 1.0}) == "unresolved"
+
+
+def test_a_value_that_is_not_positive_counts_only_where_it_is_compared():
+    assert outcome({1: 1.0, 2: 1.0, 3: 0.0}, {1: 2.0, 2: 2.0}) == "better"
+    assert outcome({1: 1.0, 2: 1.0, 3: 0.0}, {1: 2.0, 2: 2.0, 3: 2.0}) == "unresolved"
+
+
+def test_exact_values_are_compared_as_they_are_and_never_with_rounds():
+    assert outcome(3, 4.0) == "better"
+    assert outcome(-3.0, -4.0) == "worse"
+    assert outcome(4, 4) == "tie"
+    assert outcome(4, None) == outcome(None, None) == outcome(4, {1: 4.0, 2: 4.0}) == "unresolved"
+    assert outcome({}, {}) == "unresolved"
+
+
+def test_each_against_each_agrees_with_a_t_interval_from_scipy():
+    rng = np.random.default_rng(7)
+    level = rng.choice([1.0, 1.02, 1.3], 40)
+    tables = [{r: float(x * rng.lognormal(0, 0.02)) for r in range(5) if rng.random() < 0.8} for x in level]
+    tables = [table for table in tables if len(table) > 1]
+    found = frontier.outcomes(tables)
+    seen = set()
+    for (i, a), (j, b) in itertools.permutations(enumerate(tables), 2):
+        logs = [math.log(a[r] / b[r]) for r in sorted(a.keys() & b.keys())]
+        if len(logs) < 2:
+            continue
+        low, high = scipy.stats.ttest_1samp(logs, 0).confidence_interval(0.95)
+        near = low > -math.log(1.1) and high < math.log(1.1)
+        expected = "better" if high < 0 else "worse" if low > 0 else "tie" if near else "unresolved"
+        assert found[i][j] == expected, (a, b)
+        seen.add(expected)
+    assert seen == {"better", "worse", "tie", "unresolved"}
 
 
 @pytest.mark.parametrize(
